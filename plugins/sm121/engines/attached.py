@@ -45,7 +45,7 @@ def attach(
     expected = f"--base-url {address}: expected an OpenAI-compatible server"
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
         listed = models.listed(http, expected)
-        version = json_of(http, "/version").get("version")  # others than vLLM have none
+        version = json_of(http, "/version").get("version")  # only vLLM has this page
     roots = {str(model["id"]): model.get("root") for model in listed["data"]}
     if served_name is None and len(roots) == 1:
         endpoint = replace(endpoint, served_name=next(iter(roots)))
@@ -78,7 +78,7 @@ def another_model(
     """
     model = repr(expected) if expected else "one model"
     return UsageError(
-        f"--base-url {base_url}: expected a server of {model}, it serves {serves}; "
+        f"--base-url {base_url}: expected a server of {model}, got one of {serves}; "
         f"name one with {naming}"
     )
 
@@ -109,9 +109,9 @@ def several_processes(base_url: str, api_key: str | None) -> str | None:
             versions.add(str(json_of(http, "/version").get("version")))
     if starts and max(starts) - min(starts) > CLOCK_SLACK_S:
         count = len({round(start) for start in starts})
-        signs = f"/metrics tells the starts of {count}"
+        signs = f"/metrics shows the start times of {count}"
     elif len(versions) > 1:
-        signs = f"/version tells {' and '.join(sorted(versions))}"
+        signs = f"/version reports {' and '.join(sorted(versions))}"
     else:
         return None
     return f"several processes answer at {base_url} ({signs}): attach to the address of one of them"

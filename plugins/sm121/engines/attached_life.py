@@ -17,11 +17,11 @@ from sm121.evidence.failure import Cause
 
 #: vLLM and others call a model "created" at the moment of the request.
 _TWO_REQUESTS_S = 1.2
-#: For how long requests to a silent server are repeated before it is called gone.
+#: Seconds for which requests to a silent server are repeated before it counts as gone.
 _GONE_AFTER_S = 5.0
-#: A log that is proven to be the server's has a line of a request so soon.
+#: Seconds within which a log that is proven to be the server's contains a line of a request.
 _LOGGED_WITHIN_S = 5.0
-#: Words that no restart leaves as they are. A moment that does not move on is that of the start.
+#: Values that every restart changes. A moment that stays the same between answers is the start.
 _BOUND = {
     Word("random_seed", "/server_info"),
     Word("random_seed", "/get_server_info"),
@@ -33,9 +33,10 @@ _BOUND = {
 class AttachedLife:
     """The life of a server that somebody else has started: `sm121.engines.life.Life`.
 
-    It has died if it is gone, or if another process has taken its place; from then on that process
-    is watched. Two processes differ in pids, start and counters (``/metrics``). If neither pids nor
-    start are visible, all `Signs` of the server count, and its log has to follow requests.
+    The server has died if it no longer answers, or if another process answers in its place; from
+    then on that process is watched. Two processes differ in their pids, start times and counters
+    (``/metrics``). If neither pids nor start times are visible, all `Signs` of the server are
+    compared, and its log must get a line for each request.
 
     Args:
         server: The attached server.
@@ -64,7 +65,7 @@ class AttachedLife:
         #: The signs when the suite attached.
         self.signs = self._last
         self._asked_at = time.monotonic()
-        #: The time of day of the last look: a change that is found later came after it.
+        #: The time of the last check. A change that is found later happened after it.
         self._changed_after = time.time()
         self._silent = False
         self._dead: Dead | None = None
@@ -72,7 +73,7 @@ class AttachedLife:
     def _may_be_a_proxy(self, signs: Signs) -> bool:
         """Return whether the listener may be another process than the server.
 
-        It is the server itself if it began when /metrics says.
+        The listener is the server if it started at the time that /metrics shows.
         """
         starts = [process.create_time() for process in self.processes.find()]
         if not starts:
@@ -87,7 +88,7 @@ class AttachedLife:
         signs = self.signs
         has_bound_word = not _BOUND.isdisjoint(signs.words)
         if has_bound_word or signs.started or signs.processes or any(signs.counters.values()):
-            return None  # no restart leaves them as they are
+            return None  # every restart changes them
         return (
             f"life of the attached server: {self._where}, and it shows neither the start of its "
             "process nor counters (/metrics): the suite would not detect a restart of the same "
@@ -108,14 +109,14 @@ class AttachedLife:
         address = f"{self.processes.host}:{self.processes.port}"
         upstream = self.processes.upstream
         if upstream is not None:
-            return f"a proxy listens at {address}, and asks {upstream}"
+            return f"a proxy listens at {address} and passes requests to {upstream}"
         return f"this process cannot see which process listens at {address}"
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Return whether it lives. A death stands until it is accounted for.
+        """Return whether the server lives. A death is returned until it was reported.
 
         Args:
-            asked_within_s: The server is not asked again if it answered so many seconds ago.
+            asked_within_s: No request is sent if the server answered within this many seconds.
         """
         is_reported = self._dead is None or self.accounted
         if is_reported and time.monotonic() - self._asked_at >= asked_within_s:
@@ -123,7 +124,7 @@ class AttachedLife:
         return self._dead or Alive()
 
     def answers(self) -> bool:
-        """Return whether it sends the list of its models within 10 s."""
+        """Return whether the server sends the list of its models within 10 s."""
         return self._endpoint.page("/v1/models") is not None
 
     def _look(self) -> None:
@@ -163,7 +164,7 @@ class AttachedLife:
         )
 
     def _change(self, was_silent: bool) -> str | None:
-        """Return the first proof that another process answers, and note the signs of now."""
+        """Return the first proof that another process answers, and store the current signs."""
         before = self._last
         size = self._log_size()
         now = self._reader.read() if self._is_bound else self._reader.read_all()
@@ -188,14 +189,14 @@ class AttachedLife:
         return self._log.stat().st_size
 
     def _silence(self) -> str | None:
-        """Return why the server is gone, or None if it answers, or is merely slow."""
+        """Return why the server counts as gone; None if it answers or is only slow."""
         deadline = time.monotonic() + _GONE_AFTER_S
         with self._endpoint.http(timeout_s=10.0) as http:
             while True:
                 try:
                     answer = http.get("/v1/models")
                 except httpx.TimeoutException:
-                    return None  # slow, perhaps for others' sake; a hang is for a test to find
+                    return None  # slow, perhaps because of other clients; tests detect a hang
                 except httpx.TransportError as error:
                     why = f"it no longer answers ({type(error).__name__}: {error})"
                 else:

@@ -24,20 +24,20 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.log_lines import read_raw_lines
 from sm121.evidence.log_message import moment
 
-#: A line is in the log so soon after the request.
+#: Seconds within which the log contains a line of the request.
 _WRITTEN_WITHIN_S = 3.0
 #: The prefix of each line of vLLM.
 _PID = re.compile(r"\(\w*API_?Server\w* pid=(\d+)")
-#: The time from the start of a process to the first line with a time: at least, and at most.
+#: Minimum and maximum seconds from the start of a process to the first line with a time.
 _FIRST_LINE_AFTER = datetime.timedelta(seconds=-5)
 _FIRST_LINE_BEFORE = datetime.timedelta(seconds=300)
-#: The clocks of two machines may differ by so much.
+#: Maximum difference of the clocks of two machines, in seconds.
 _CLOCKS = datetime.timedelta(minutes=2)
 _HOW = (
     "give the log that this server writes (vLLM: it must contain access lines, so start it "
     "without --disable-uvicorn-access-log, or with --enable-log-requests)"
 )
-#: Limit of the new part of the log that is read.
+#: Maximum number of new bytes of the log that are read.
 _LARGEST_GROWTH_BYTES = 8 << 20
 
 
@@ -76,9 +76,9 @@ def _wrong_release(path: KernelPath, can: Capabilities) -> str | None:
             f"it has no start of {engine} (its beginning is missing, or another program wrote it)"
         )
     if version is None:
-        return f"the server does not report its version, the log has {path.log.version}"
+        return f"the server does not report its version, the log shows {path.log.version}"
     if version not in (path.log.version, path.log.version.partition("+")[0]):
-        return f"the log is of {engine} {path.log.version}, the server is {version}"
+        return f"expected a log of {engine} {version}, got one of {path.log.version}"
     return None
 
 
@@ -92,7 +92,7 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
     if not logged:
         return "its last start names no model"
     if names.isdisjoint({*logged, *(Path(name).name for name in logged)}):
-        return f"the log is of the model {logged[0]}, the server has {endpoint.served_name}"
+        return f"expected a log of the model {endpoint.served_name}, got one of {logged[0]}"
     return None
 
 
@@ -148,7 +148,7 @@ def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> str | Non
     answered = _PID.search(line)
     starter = _first_pid(_last_start(path, log))
     if starter is None or answered is None or answered[1] == starter:
-        return None  # they are the same, or lines have no pid
+        return None  # one process wrote both, or the lines have no pid
     return (
         f"several servers write to it: process {starter} logged the last start, but process "
         f"{answered[1]} answered"
@@ -164,7 +164,7 @@ def _first_pid(lines: Iterator[str]) -> str | None:
 
 
 def _send_marked(endpoint: Endpoint, mark: str) -> None:
-    """Send the mark in each place that some engine logs.
+    """Send the mark in each part of a request that some engine logs.
 
     Uvicorn logs the query of a path, llama-server the path without it, and vLLM with
     ``--enable-log-requests`` the header X-Request-Id.
@@ -177,7 +177,7 @@ def _send_marked(endpoint: Endpoint, mark: str) -> None:
 
 
 def _written(log: Path, size_before: int) -> str:
-    """Return the part that was written since the log had a size; all of it if it was cut since."""
+    """Return the bytes after the given size of the log; all of it if it was truncated."""
     size = log.stat().st_size
     with log.open("rb") as file:
         file.seek(size_before if size >= size_before else 0)

@@ -6,7 +6,7 @@ import httpx
 
 
 def json_of(http: httpx.Client, path: str) -> dict[str, Any]:
-    """Return the JSON object that a server answers; empty if it answers anything else.
+    """Return the JSON object of a server's page; empty if the answer is anything else.
 
     Args:
         http: A client of the server.
@@ -53,7 +53,7 @@ def request_token(http: httpx.Client, model: str, tokens: int = 1) -> dict[str, 
     Args:
         http: A client of the server.
         model: The name of the served model.
-        tokens: The most tokens that the answer may have.
+        tokens: The maximum number of tokens of the answer.
 
     Returns:
         The JSON object of the answer; empty if neither request is answered.

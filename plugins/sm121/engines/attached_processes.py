@@ -13,7 +13,7 @@ from sm121.engines import listeners, process_tree
 
 #: Lengths of the answers during which the listener's connections are read, in tokens.
 _ANSWER_TOKENS = (16, 64, 256)
-#: Enough readings during one answer.
+#: The number of readings during one answer that is enough.
 _ENOUGH_READINGS = 10
 
 
@@ -31,7 +31,7 @@ class AttachedProcesses:
         parts = urlsplit(base_url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        #: The server behind the listener, if the listener is a proxy; None as far as known.
+        #: The address of the server behind the listener; None if no proxy was found.
         self.upstream: str | None = None
         self._listeners: list[psutil.Process] = []
 
@@ -41,10 +41,10 @@ class AttachedProcesses:
         return listeners.is_here(self.host)
 
     def listening(self, *, again: bool = False) -> list[psutil.Process]:
-        """Return the processes that listen; empty if they cannot be known.
+        """Return the processes that listen; empty if they are not visible.
 
         Args:
-            again: Read them again, even if all of those that were found before still live.
+            again: Whether to search again although all processes found before still live.
         """
         ended = not self._listeners or any(map(process_tree.has_ended, self._listeners))
         if self.here and (again or ended):
@@ -52,13 +52,14 @@ class AttachedProcesses:
         return self._listeners
 
     def find(self) -> list[psutil.Process]:
-        """Return the server's processes that live now; empty if they cannot be known."""
+        """Return the server's living processes; empty if they are not visible."""
         return [] if self.upstream is not None else self._tree()
 
     def large(self, share: float) -> set[psutil.Process]:
-        """Return the processes that hold a share of the resident memory of all of them.
+        """Return the server's processes that hold at least a given share of its resident memory.
 
-        It is empty if this process is one of them: its other children are no server's.
+        The list is empty if this process is one of them, because its other children belong to no
+        server.
 
         Args:
             share: The least share, between 0 and 1.
@@ -76,8 +77,8 @@ class AttachedProcesses:
         """Set `upstream` if the listener has a connection to another server while it answers.
 
         Args:
-            ask: Requests an answer of so many tokens. It is called again with more tokens if an
-                answer came too soon for enough readings.
+            ask: Requests an answer of the given number of tokens. It is called again with more
+                tokens if the answer came too soon for enough readings.
         """
         tree = self._tree()
         for tokens in _ANSWER_TOKENS:

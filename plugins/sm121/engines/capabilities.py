@@ -29,21 +29,21 @@ NAMES: tuple[Name, ...] = get_args(Name)
 
 
 class Capability(DataTable):
-    """One capability of an engine: whether it has it, since when, and the source."""
+    """One capability of an engine: whether the engine has it, in which releases, and the source."""
 
     can: bool
-    #: Releases in which it can.
+    #: Releases that have the capability.
     versions: Versions = ""
     #: The proof in /openapi.json for a server of an unknown release: a path (``/v1/responses``), or
     #: a field of a schema (``CompletionRequest.return_token_ids``).
     shown_by: str | None = None
-    #: For users, if it cannot: what is missing, and how to get it if there is a way.
+    #: For users, if the engine lacks it: what is missing, and how to get it if possible.
     reason: str = ""
-    #: Options with which a server must be started so that it can.
+    #: Options that a server must be started with to have the capability.
     start: str = ""
-    #: Why a server that speculates cannot, though the engine can.
+    #: Why a server with speculative decoding lacks it, although the engine has it.
     drafting: str = ""
-    #: Other checks measure by it, so that nothing is certified without it.
+    #: Whether other checks need it to measure; without it, no certificate is issued.
     is_evidence: bool = False
     #: The field of a request, if engines differ: a key, or keys with dots between.
     wire: str | None = None
@@ -59,7 +59,7 @@ class Capability(DataTable):
 
 
 class RecognisedBy(DataTable):
-    """How an attached server is recognised, and the page with its version."""
+    """How the engine of an attached server is recognised, and the page with its version."""
 
     #: ``owned_by`` of its entry in /v1/models.
     owned_by: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Deviation(DataTable):
         "unpublished_event",
     ]  # fmt: skip
     versions: Versions
-    #: The severity of its failure, if it were one.
+    #: The severity that a failure of the case would have.
     severity: verdict.Severity = verdict.Severity.COURTESY
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)
@@ -100,13 +100,14 @@ class Bug(DataTable):
     The range is open like that of a deviation.
     """
 
-    #: Names of the tests that show it, with `*` for any text and `?` for a bracket. The first one
-    #: always shows it; `*` alone is for a bug that only some configurations show.
+    #: Names of the tests that show the bug, with `*` for any text and `?` for a bracket. The first
+    #: test always shows it; a first `*` is for a bug that only some configurations show.
     checks: tuple[str, ...] = Field(min_length=1)
     #: A regular expression: the requirement, the observation or the crash of the failure matches.
     says: str = Field(min_length=3)
     versions: Versions
-    #: The only build that has it: a row of ``fixtures/builds.toml`` whose release is in the range.
+    #: The only build that has the bug: a row of ``fixtures/builds.toml`` whose release is in the
+    #: range.
     build: builds.Name | None = None
     severity: verdict.Severity
     what: str = Field(min_length=3)
@@ -153,7 +154,7 @@ class EngineFile(DataTable):
     def _complete(self) -> "EngineFile":
         missing = [name for name in NAMES if name not in self.capabilities]
         if missing:
-            raise ValueError(f"capabilities: expected an answer to each, missing: {missing[0]}")
+            raise ValueError(f"capabilities: expected a row for each, got none for {missing[0]}")
         return self
 
 
@@ -166,9 +167,9 @@ class Capabilities:
     version: str | None
     #: The release or build, of `builds.identity`.
     identity: str | None
-    #: The offers of its /openapi.json (`offered`); None if it was not asked.
+    #: The offers of its /openapi.json (`offered`); None if it was not requested.
     offers: Collection[str] | None
-    #: Whether it speculates.
+    #: Whether the server uses speculative decoding.
     drafts: bool = False
 
     @property
@@ -191,7 +192,7 @@ class Capabilities:
         if within(self.identity, capability.versions):
             return None
         if release(self.identity) is not None:
-            return f"{which}: {name}: from version {capability.versions} on"
+            return f"{which}: {name}: only in versions {capability.versions}"
         if capability.shown_by in (self.offers or ()):
             return None
         why = f"lacks {capability.shown_by}" if self.offers else "cannot be read"
@@ -213,7 +214,7 @@ class Capabilities:
 
         Raises:
             NotRun: It lacks one of them; the message says why.
-            Inapplicable: Its release does not have it, or not while it speculates.
+            Inapplicable: Its release lacks one of them, perhaps only with speculative decoding.
         """
         for name in names:
             reason = self.missing(name)
@@ -321,7 +322,7 @@ def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
 
 
 def _is_used(value: Any) -> bool:
-    """Return whether a parameter asks for something; 0 log-probabilities are a request too."""
+    """Return whether a parameter is in use; 0 log-probabilities count as a request."""
     return value is not None and value is not False and value not in ([], {})
 
 
@@ -352,8 +353,8 @@ def of(
         engine: The name of the engine.
         version: The version by the engine itself.
         identity: The release or build, of `builds.identity`, if more than the version tells it.
-        offers: The offers of its /openapi.json (`offered`); None if it was not asked.
-        drafts: Whether it speculates.
+        offers: The offers of its /openapi.json (`offered`); None if it was not requested.
+        drafts: Whether the server uses speculative decoding.
 
     Raises:
         UsageError: The suite has no file of such an engine.

@@ -20,12 +20,12 @@ class CudaVersion:
     minor: int
 
     def __str__(self) -> str:
-        """Return it as NVIDIA writes it."""
+        """Return the version as NVIDIA writes it."""
         return f"{self.major}.{self.minor}"
 
     @classmethod
     def of_number(cls, number: int) -> "CudaVersion":
-        """Return the version of a number of the driver.
+        """Return the version for a number as the driver returns it.
 
         Args:
             number: 1000 times the major version, and 10 times the minor version: 13000.
@@ -54,7 +54,7 @@ class CudaVersions:
         toolkit: The CUDA that the engine's torch was built with; None if it is not known, or if
             that torch has no CUDA.
         cudnn: The cuDNN of the engine; None if it is not known.
-        asked: Whether the engine is a package, whose interpreter was asked.
+        asked: Whether the engine is a Python package, so that its interpreter was queried.
     """
 
     driver: CudaVersion | None = None
@@ -73,9 +73,9 @@ class CudaVersions:
     ) -> "CudaVersions":
         """Return the versions for an engine.
 
-        The driver's library is asked in the engine's environment, so that the library of NVIDIA's
-        forward compatibility package counts if the engine loads it. Without such a library, NVML is
-        asked.
+        The driver's library is queried in the engine's environment, so that the library of NVIDIA's
+        forward compatibility package counts if the engine loads it. Without a driver library, NVML
+        is queried.
 
         Args:
             engine: The engine. One that is a program has no torch.

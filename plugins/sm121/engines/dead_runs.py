@@ -30,9 +30,9 @@ from sm121.engines.process_tree import (
 )
 
 _SUPERVISOR = "sm121.engines.supervisor"
-#: The time that living supervisors get to end their servers themselves.
+#: Seconds that living supervisors get to end their servers themselves.
 _SUPERVISED_WITHIN_S = 25.0
-#: The time between SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL.
 _POLITE_S = 5.0
 
 
@@ -42,7 +42,7 @@ class EndedRun:
 
     #: The id of the run; empty if it is not known.
     run: str
-    #: The processes, as they were before they were ended.
+    #: Descriptions of the processes from before they were ended.
     processes: list[Survivor]
 
 
@@ -97,7 +97,7 @@ def _has_supervisor() -> bool:
 
 
 def _marks(process: psutil.Process) -> dict[str, str]:
-    """Return a process's environment, or its marks in the status file if they were overwritten."""
+    """Return the environment of a process; if it was overwritten, the marks in the status file."""
     variables = process.environ()
     if SERVER_ID in variables and OWNER in variables:
         return variables

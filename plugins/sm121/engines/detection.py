@@ -1,4 +1,4 @@
-"""Detect which engine an attached server is, by its own pages."""
+"""Detect the engine of an attached server from the server's own pages."""
 
 import httpx
 
@@ -7,9 +7,9 @@ from sm121.core.server import Server
 from sm121.engines.attached_pages import json_of
 from sm121.engines.capabilities import Capabilities, EngineFile, RecognisedBy, of, offered, shipped
 
-#: A server that no file recognises must do what every OpenAI-compatible server does.
+#: The name of the file for a server that no other file recognises: plain OpenAI-compatible.
 FALLBACK = "openai"
-#: A counter that /metrics of vLLM has from the start on if it speculates.
+#: A counter that vLLM's /metrics contains from the start if speculative decoding is on.
 _DRAFTS = "spec_decode_num_drafts"
 
 

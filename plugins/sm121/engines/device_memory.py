@@ -1,4 +1,4 @@
-"""Memory of the machine's GPUs, as NVML of the driver shows it."""
+"""Memory of the machine's GPUs, read from the driver's NVML."""
 
 import contextlib
 from collections.abc import Collection
@@ -15,13 +15,13 @@ class DeviceMemory:
     GB10's NVML answers "not supported" to some questions; such a value is None.
     """
 
-    #: The memory in use of each GPU, whoever holds it.
+    #: The memory in use on each GPU, by all processes together.
     used: tuple[int, ...] | None
     #: The memory that a process holds of a GPU, by GPU and pid; None where NVML does not show it.
     by_process: dict[tuple[int, int], int | None]
     #: Whether all kinds of processes were shown, as far as they are visible from this namespace.
     all_kinds: bool
-    #: The error of NVML where it did not answer.
+    #: The error of NVML if a query failed.
     refused: str | None = None
 
     def held(self, pids: Collection[int] | None = None) -> int | None:
@@ -73,7 +73,7 @@ def read_devices() -> DeviceMemory | None:
             return _read_handles(pynvml, handles) if handles else None
         except pynvml.NVMLError as error:
             return DeviceMemory(None, {}, False, str(error))
-    return None  # no driver: no device memory to speak of
+    return None  # without a driver there is no device memory
 
 
 def _read_handles(pynvml: Any, handles: list[Any]) -> DeviceMemory:

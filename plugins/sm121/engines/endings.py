@@ -9,7 +9,7 @@ from sm121.engines.process_tree import Survivor
 from sm121.evidence.kernel_messages import KernelMessages
 
 _FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
-#: Exit statuses of processes that one of these signals ended: they did not end in order.
+#: Exit statuses after one of these signals: the process crashed.
 FATAL = frozenset(-signal.Signals[f"SIG{name}"] for name in _FATAL_SIGNALS)
 
 
@@ -21,13 +21,13 @@ class StopReport:
     survivors: tuple[Survivor, ...]
     port_free: bool
     memory: Returned
-    #: How long the stop took.
+    #: The duration of the stop, in seconds.
     seconds: float
     #: The name of the log of that start.
     log: str = ""
     #: The name of that start, such as ``server-stock-2``.
     start: str = ""
-    #: The signal of which it died when it was asked to end; None if it ended in order.
+    #: The signal that killed the server after it was told to stop; None if it ended in order.
     crash: str | None = None
     #: The kernel messages of each other node since the start there, by the node's name.
     kernels: Mapping[str, KernelMessages] = field(default_factory=dict)

@@ -19,19 +19,20 @@ from sm121.core.printable import printable
 
 #: Names and ids of containers that Docker allows; none begins like an option.
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
-#: More of a stream is read and not kept: a pipe that is full would stop its writer.
+#: Maximum bytes of a stream that are kept. The rest is read and dropped, because a full pipe would
+#: block its writer.
 _KEPT_BYTES = 128 << 20
 _BLOCK_BYTES = 1 << 16
-#: All earlier lines have come if nothing came for so long.
+#: If nothing came for this many seconds, all earlier lines have come.
 _QUIET_S = 0.5
-#: For so long, earlier lines are waited for at most.
+#: Maximum seconds to wait for earlier lines.
 _SETTLED_WITHIN_S = 30.0
 _ENDS_WITHIN_S = 5.0
 #: A copy of standard input, made before pytest replaces it by /dev/null; empty or one descriptor.
 _kept_input: list[int] = []
 
 
-#: What names the log of a server in place of its container, for pytest and `sm121 run`.
+#: The option that names a server's log instead of its container, for messages.
 _INSTEAD = "--server-log FILE"
 
 
@@ -40,7 +41,7 @@ def check_container(name: str, instead: str = _INSTEAD) -> None:
 
     Args:
         name: The name or id of the container.
-        instead: What the command takes in place of a container.
+        instead: The option that the command takes instead of a container.
 
     Raises:
         UsageError: No container can have the name, or docker is not on the PATH.
@@ -77,7 +78,7 @@ class FollowedLog:
     ) -> None:
         #: The option that names it.
         self.name = name
-        #: The part that was not kept, in words; None while all is kept.
+        #: A description of the part that was not kept; None while all is kept.
         self.lost: str | None = None
         self._process = process
         self._source = source
@@ -116,7 +117,7 @@ class FollowedLog:
         Args:
             name: The container's name or id.
             follow: Read also the lines that it writes later.
-            instead: What the command takes in place of a container.
+            instead: The option that the command takes instead of a container.
 
         Raises:
             UsageError: Docker is missing, or it knows no such container.
@@ -127,7 +128,7 @@ class FollowedLog:
             command.append("--follow")
         process = subprocess.Popen(  # a session of its own: Ctrl-C does not end it
             [*command, name],
-            bufsize=0,  # a read returns at once with the bytes that came
+            bufsize=0,  # a read returns at once with the available bytes
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ from pathlib import Path
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 
-#: The second is every client's.
+#: The environment variables of the key. The second one is the one that OpenAI's clients read.
 _KEY_VARIABLES = ("SM121_API_KEY", "OPENAI_API_KEY")
 
 

@@ -1,11 +1,11 @@
-"""A copy of an attached server's log, which rotation, truncation and removal do not touch."""
+"""A copy of an attached server's log, which survives rotation, truncation and removal."""
 
 import os
 from pathlib import Path
 
 from sm121.core.redaction import redact_file
 
-#: A longer log is not copied: it is read at its own place.
+#: Maximum bytes of a log that is copied. A longer log is read in place.
 _COPIED_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
 
@@ -27,7 +27,7 @@ class KeptLog:
         is_short = os.fstat(self._read.fileno()).st_size <= _COPIED_BYTES
         #: The file from which the log is to be read.
         self.path = kept if is_short else log
-        #: The part of the log that cannot be known any more, in words; None while all is known.
+        #: A description of the lost part of the log; None if nothing was lost.
         self.lost: str | None = None
         if self.path == kept:
             kept.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ class KeptLog:
         try:
             now = self.log.stat()
         except FileNotFoundError:
-            return  # renamed or removed; what its owner still writes is read through the open file
+            return  # the log was renamed or removed; further lines are read through the open file
         if not os.path.samestat(now, os.fstat(self._read.fileno())):
             self._read.close()
             self._read = self.log.open("rb")

@@ -15,16 +15,16 @@ from sm121.engines.supervision import Supervision
 from sm121.evidence import process_snapshot
 
 _PORT_FREE_WITHIN_S = 5.0
-#: The parent of a worker of Ray is not ours, and may be slow to collect it.
+#: Seconds for the parent of a Ray worker, which the suite did not start, to collect the worker.
 _REAPED_WITHIN_S = 5.0
 
 
 class StartCompilation:
-    """What a server compiles while it starts.
+    """The files that a server compiles while it starts.
 
     Args:
-        caches: What it compiles into. Other servers may have the same caches.
-        since: When it was started, in seconds since 1970.
+        caches: The caches that it compiles into. Other servers may use the same caches.
+        since: The start time of the server, in seconds since 1970.
         tree: Returns the processes of its tree.
     """
 
@@ -40,7 +40,7 @@ class StartCompilation:
         return any(process["name"] in COMPILERS for process in self._tree())
 
     def building(self) -> str | None:
-        """Return what is being compiled, for people; None if no compiler runs."""
+        """Return a description of the running compilation; None if no compiler runs."""
         building = self._caches.building(self._since)
         if building is not None and self._runs:
             return building
@@ -57,39 +57,39 @@ class StartCompilation:
         return self._caches.latest(self._since)
 
     def compiled(self) -> tuple[str, ...]:
-        """Return the kernels that it compiled, a line for each cache; empty: they were warm."""
+        """Return the compiled kernels, a line for each cache; empty if the caches were warm."""
         return tuple(self._caches.compiled(self._since))
 
 
 class Launch:
-    """The processes of one attempt, and what they leave.
+    """The processes of one attempt to start a server, and their log and exit statuses.
 
     Each attempt has its own log: the cause is read from one attempt alone.
 
     Args:
         log: The file of the output, which does not exist yet.
         mark: The value of `process_tree.SERVER_ID` in the environment of each process.
-        port: The port on which the server will listen; 0 if nobody asks it.
+        port: The port on which the server will listen; 0 if it serves no requests.
     """
 
     def __init__(self, log: Path, mark: str, port: int = 0) -> None:
         self.log = log
         self.port = port
         self.supervision = Supervision(log)
-        #: When the process was started (``time.monotonic``); 0 before.
+        #: The start of the process (``time.monotonic``); 0 before it.
         self.at = 0.0
-        #: The tree as it was when it was last looked at.
+        #: The process tree at the last look.
         self.last_tree: list[dict[str, Any]] = []
         #: The stacks of the processes when the start hung, or why there are none; else empty.
         self.stacks = ""
         #: The processes of the tree when the server was ready.
         self.pids_when_ready: frozenset[int] = frozenset()
         self._mark = mark
-        #: What it compiles; set by `start`.
+        #: The compilation of the server; set by `start`.
         self.compilation: StartCompilation
         #: Every process that was ever found in the tree.
         self._by_pid: dict[int, psutil.Process] = {}
-        #: Whether our own tree has listened. If not, another process may have the port.
+        #: Whether the launched tree has listened. If not, another process may have taken the port.
         self._has_listened = False
         #: When `kill` was called (``time.monotonic``); None before.
         self._killed_at: float | None = None
@@ -117,7 +117,7 @@ class Launch:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it was asked to end: by the suite, or by the suite's own end."""
+        """Whether the server was told to stop: by the suite, or because the suite ended."""
         return self.supervision.was_stopped
 
     def exits(self) -> list[dict[str, Any]]:
@@ -147,25 +147,25 @@ class Launch:
     def engine_processes(self) -> list[psutil.Process]:
         """Return the processes of the tree without the supervisor.
 
-        It takes 1 % of a slow core, which is no work of the server.
+        The supervisor takes 1 % of a slow core, which is no work of the server.
         """
         supervisor = self.supervision.pid
         return [process for process in self.processes() if process.pid != supervisor]
 
     def look_at_tree(self) -> list[dict[str, Any]]:
-        """Return the tree as it is now, or as it was last if no process of it lives."""
+        """Return the current tree, or the last known one if no process of it lives."""
         now = process_snapshot.snapshot(self.processes())
         if now:
             self.last_tree = now
         return self.last_tree
 
     def remember_tree(self) -> None:
-        """Keep the processes of now as known ones."""
+        """Add the current processes to the known ones."""
         for process in self.processes():
             self._by_pid[process.pid] = process
 
     def note_ready(self) -> None:
-        """Keep the processes of now as those that the server needs."""
+        """Store the current processes as those that the server needs."""
         self.remember_tree()
         self.pids_when_ready = frozenset(self._by_pid)
 
@@ -196,7 +196,7 @@ class Launch:
         process_tree.send(self.engine_processes(), signal.SIGKILL)
 
     def end_what_is_left(self, session: int | None) -> list[process_tree.Survivor]:
-        """End processes that outlived the supervisor, and return those that are still there.
+        """End processes that outlived the supervisor, and return those that still live.
 
         Args:
             session: The session of the server, as it was before the supervisor ended.
@@ -217,7 +217,7 @@ class Launch:
         return process_tree.describe([*remaining(), *unreaped()])
 
     def port_is_free(self) -> bool:
-        """Return whether the port is free again; it has some seconds to be."""
+        """Return whether the port becomes free within some seconds."""
         if not self._has_listened:
             return True
         return until(lambda: ports.is_free(self.port), _PORT_FREE_WITHIN_S)

@@ -1,6 +1,7 @@
-"""Whether an engine lives: one object knows it of each engine, the suite's own or an attached one.
+"""Whether an engine lives: one `Life` per engine, started by the suite or attached.
 
-`sm121.run.servers.Servers` asks: between tests, at the end of a test or of the run, after failures.
+`sm121.run.servers.Servers` reads its state between tests, at the end of a test or of the run, and
+after failures.
 """
 
 import signal
@@ -26,29 +27,29 @@ from sm121.evidence.failure import Cause, classify
 DYING_S = 6.0
 #: Seconds within which a server serves a token after one of its processes has ended.
 _ANSWERS_WITHIN_S = 30.0
-#: When rank 0 has ended, other nodes get this time to report their faults.
+#: Seconds that the other nodes get to report their faults after rank 0 has ended.
 _FAULT_SETTLES_S = 3.0
 
 
 @dataclass(frozen=True)
 class Alive:
-    """It is the engine that was started, or attached to, and it answers."""
+    """The engine that was started, or attached to, answers."""
 
 
 @dataclass(frozen=True)
 class Dead:
-    """It ended, or another process took its place, though nobody asked for that."""
+    """The engine ended, or another process took its place, and the suite did not cause it."""
 
     #: The event, in one sentence without the cause.
     what: str
     cause: Cause
-    #: When it was noticed (``time.monotonic``).
+    #: The time of the detection (``time.monotonic``).
     when: float
-    #: Its log; None if that is not known.
+    #: The engine's log; None if it is unknown.
     evidence: Path | None
-    #: The proof, with the values before and after; empty if the cause says it.
+    #: The proof, with the values before and after; empty if the cause contains it.
     detail: str = ""
-    #: Another process, or another release, answers in its place.
+    #: Whether another process, or another release, answers in its place.
     replaced: bool = False
 
 
@@ -57,20 +58,20 @@ class ServerDied(ServerError):
 
 
 class Life(Protocol):
-    """Knows whether one engine lives."""
+    """The state of one engine."""
 
-    #: The report has the reason of its end, or the suite itself ended it: it is not reported again.
+    #: Whether its end needs no (further) report: it was reported, or the suite caused it.
     accounted: bool
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
         """Return whether it lives.
 
         Args:
-            asked_within_s: The engine is not asked again if it answered so many seconds ago.
+            asked_within_s: No request is sent if the engine answered within this many seconds.
         """
 
     def answers(self) -> bool:
-        """Return whether it answers now, however long it has lived."""
+        """Return whether the engine answers a request now."""
 
 
 class ManagedLife:
@@ -87,17 +88,17 @@ class ManagedLife:
         self._ends_judged: set[int] = set()
         self._healthy_at = time.monotonic()
         self._dead: Dead | None = None
-        #: The exit status of the dead one was waited for.
+        #: Whether the exit status of the dead engine was waited for.
         self._settled = False
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
         """Return whether it lives.
 
-        It is dead if its main process ended, /health says so, or a process ended that it had when
-        it was ready; a crashed one counts also if another has taken its place.
+        It is dead if its main process ended, if /health reports an error, or if a process ended
+        that it had when it was ready. A crashed process counts even if the server has replaced it.
 
         Args:
-            asked_within_s: /health is not asked again if it answered so many seconds ago.
+            asked_within_s: /health is not requested if it answered within this many seconds.
         """
         if self._dead is None and not self.accounted:
             self._dead = self._find_death(asked_within_s)
@@ -116,8 +117,7 @@ class ManagedLife:
     def after_failure(self) -> Alive | Dead:
         """Return whether it lives, after a request has failed.
 
-        An engine ends first, and the server that answers for it some seconds later. This waits for
-        that.
+        If an engine dies, its API server ends some seconds later; this method waits for that.
         """
         until(lambda: self.managed.launch.exit_status is not None, DYING_S)
         state = self.state()
@@ -145,7 +145,7 @@ class ManagedLife:
     def answers(self, within_s: float = 5.0) -> bool:
         """Return whether it serves a token.
 
-        /health may be answered by a web server without an engine.
+        A web server may answer /health although its engine is gone.
 
         Args:
             within_s: The timeout of the request, in seconds.
@@ -160,7 +160,7 @@ class ManagedLife:
                 return False
 
     def _end(self, asked_within_s: float) -> str | None:
-        """Return how it ended, or None if it lives."""
+        """Return how the server ended, or None if it lives."""
         status = self.managed.launch.exit_status
         if status is not None:
             return f"the server ended with status {status} while serving"

@@ -108,7 +108,7 @@ def _listening_sockets(pid: int, port: int) -> dict[str, Address]:
     """Return the addresses of the sockets that listen at a port, by their names in /proc/PID/fd."""
     found = {}
     for family in ("tcp", "tcp6"):
-        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        with contextlib.suppress(FileNotFoundError):  # this kernel has no IPv6
             lines = Path(f"/proc/{pid}/net/{family}").read_text("ascii").splitlines()
             for line in lines[1:]:
                 fields = line.split()

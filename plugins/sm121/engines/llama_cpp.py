@@ -14,7 +14,7 @@ _WITHIN_S = 60.0
 
 
 class LlamaCpp:
-    """llama.cpp's ``llama-server``. It is a program: no interpreter, no packages."""
+    """llama.cpp's ``llama-server``. It is an executable, without an interpreter and packages."""
 
     name = "llama-cpp"
     program = "llama-server"
@@ -25,7 +25,7 @@ class LlamaCpp:
     reserved_variables: tuple[str, ...] = ("LLAMA_API_KEY",)
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Return the version of the program, or None if it does not say.
+        """Return the version of the program, or None if the program does not print it.
 
         Args:
             python: The path of the program.
@@ -41,9 +41,9 @@ class LlamaCpp:
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """Return the command line, see `protocol.Engine`.
 
-        It has the metrics that the suite reads. The key comes by the environment. A model that is
-        no file is a repository of the Hugging Face hub, which the server takes from its cache or
-        downloads.
+        It switches on the metrics that the suite reads. The key is passed in the environment. A
+        model that is no file is a repository of the Hugging Face hub, which the server loads from
+        its cache or downloads.
 
         Args:
             configuration: The configuration of the server.
@@ -60,7 +60,7 @@ class LlamaCpp:
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """Return the whole environment, see `protocol.Engine`.
 
-        Only from verbosity 4 on its log contains the tensors, the attention and the caches.
+        The log contains the tensors, the attention and the caches only from verbosity 4 on.
 
         Args:
             configuration: The configuration of the server.

@@ -1,4 +1,4 @@
-"""A server that the suite starts, watches and stops, and of which nothing is left afterwards."""
+"""A server that the suite starts, watches and stops without leftovers."""
 
 import secrets
 import signal
@@ -27,13 +27,13 @@ from sm121.evidence.mapped import MappedLibrary
 _MEMORY_BACK_WITHIN_S = 10.0
 #: Number of ports that are tried if other processes take them.
 _PORT_ATTEMPTS = 3
-#: The supervisor's own time, beside the server's, before it is killed.
+#: Seconds that the supervisor gets in addition to the server's before it is killed.
 _SUPERVISOR_STOPS_S = 20.0
 
 
 @dataclass
 class ManagedServer:
-    """A server: it is launched, again if its port was taken, watched while it starts, stopped."""
+    """A server of the suite: started (again if its port was taken), watched and stopped."""
 
     #: The configuration to start.
     configuration: ServerConfiguration
@@ -47,12 +47,12 @@ class ManagedServer:
     hooks: StartHooks = field(default_factory=StartHooks)
     #: Added to its environment.
     added: Mapping[str, str] = field(default_factory=dict)
-    #: What else belongs to the server, on other machines.
+    #: The server's parts on other machines.
     other_nodes: OtherNodes = field(default_factory=NoOtherNodes)
 
-    #: The attempt that runs, or the last one; before the first, the one that will be made.
+    #: The current or last attempt to start it; before the first, the attempt that comes next.
     launch: Launch = field(init=False)
-    #: While it runs and has been ready.
+    #: The ready server; None if it does not run.
     endpoint: Endpoint | None = field(init=False, default=None)
     #: The report of stopping a start that failed.
     stopped: StopReport | None = field(init=False, default=None)
@@ -96,7 +96,7 @@ class ManagedServer:
         raise AssertionError("unreachable")
 
     def start_rank(self) -> None:
-        """Start a rank that serves nobody itself, and do not wait for it."""
+        """Start a rank that serves no requests itself, and do not wait for it."""
         self._prepare()
         self._start_process()
 
@@ -127,14 +127,17 @@ class ManagedServer:
         return self.endpoint is not None and self.launch.exit_status is None
 
     def kill(self) -> None:
-        """Send SIGKILL to the engine's processes at once: for a machine that is about to wedge.
+        """Send SIGKILL to the engine's processes at once, before the machine runs out of memory.
 
-        The supervisor stays, and cleans up; `stop` is still to be called.
+        The supervisor stays and cleans up; the caller must still call `stop`.
         """
         self.launch.kill()
 
     def stop(self) -> StopReport:
-        """Stop politely, then firmly, on every node; safe to call at any time and again."""
+        """Stop the server on every node, by SIGTERM and then SIGKILL.
+
+        It may be called repeatedly.
+        """
         self.other_nodes.stopping()
         report = self._stop_launch()
         logs = [log for log, _state in self.other_nodes.described().values()]
@@ -178,7 +181,7 @@ class ManagedServer:
         )
 
     def _redact(self, log: Path | None) -> None:
-        """Remove secrets from a log, which is part of the report. Nobody writes to it any more."""
+        """Remove secrets from a finished log, which is part of the report."""
         if log is None or not log.is_file():
             return
         environment = dict(self.configuration.environment)
@@ -249,7 +252,7 @@ class ManagedServer:
 
 
 def _crash_at_stop(status: int | None) -> str | None:
-    """Return the signal of which a server died when it was asked to end, or None."""
+    """Return the signal that killed a server after it was told to stop, or None."""
     # SIGKILL ends a server that does not end in time, or whose supervisor was killed.
     if status is None or status not in FATAL or status == -signal.SIGKILL:
         return None

@@ -1,4 +1,4 @@
-"""What a crash bundle has of a managed server."""
+"""The part of a crash bundle that describes a managed server."""
 
 from collections.abc import Collection
 

@@ -1,8 +1,8 @@
-"""Memory of the machine before a server and after it: find what has not come back.
+"""Compare the memory of the machine before and after a server: find what was not freed.
 
-- Memory that a living process holds is that process's, and not missing.
-- Memory that is gone, and certainly held by no process, is missing.
-- Memory that may be held by a process which cannot be seen from here is not proven to be missing.
+- Memory that a living process holds is not missing.
+- Memory that is not free, and certainly held by no process, is missing.
+- Memory that an invisible process may hold is not proven to be missing.
 """
 
 import os
@@ -24,11 +24,11 @@ _ZONES = Path("/proc/zoneinfo")
 #: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
 #: machine can raise. They count every process of the machine, also those of other containers.
 _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "Balloon")
-#: Files in memory, and pages that are locked there. The kernel does not say whose they are.
+#: Files in memory, and locked pages. The kernel does not report their owners.
 _SHARED = ("Shmem", "Unevictable")
 #: The page cache and other processes change what is available. A smaller loss is not reported.
 _SLACK_BYTES = 1 << 30
-#: The time between two looks while memory is awaited.
+#: Seconds between two readings while the suite waits for memory.
 _LOOK_EVERY_S = 0.2
 #: Share of a server's memory: a smaller loss may be due to any process.
 _LITTLE = 0.05
@@ -38,13 +38,13 @@ _LITTLE = 0.05
 class Returned:
     """The part of the memory that did not come back after a stop; without fields, all came back."""
 
-    #: Gone, and certainly held by no process.
+    #: Bytes that are not free and certainly held by no process.
     missing_bytes: int = 0
-    #: Gone, and not proven to be held by a process or by none.
+    #: Bytes that are not free, and that an invisible process may hold.
     unproven_bytes: int = 0
-    #: The memory that is not proven, in words.
+    #: A description of the unproven memory.
     where: str = ""
-    #: Whether a healthy stop may seem to leave so much, as long as the next one does not.
+    #: Whether a healthy stop may leave this much once, if the next stop does not.
     usual: bool = False
 
     @property
@@ -82,9 +82,10 @@ class Returned:
 class DeviceUse:
     """Memory of all GPUs, in bytes."""
 
-    #: None where NVML has no answer. GB10's memory is the system's: `Memory.available` covers it.
+    #: The memory in use. None if NVML does not report it: GB10's memory is the system's, which
+    #: `Memory.available` covers.
     used: int | None
-    #: The part that living processes hold, of any user. None where that cannot be known.
+    #: The part that living processes of all users hold. None if it is unknown.
     held: int | None
 
 
@@ -92,11 +93,11 @@ class DeviceUse:
 class _Loss:
     """The decrease of one memory between two readings, in bytes."""
 
-    #: Gone, and certainly held by no process.
+    #: Bytes that are not free and certainly held by no process.
     missing: int
-    #: Gone, and not known to be held by a process.
+    #: Bytes that are not free, and that an invisible process may hold.
     unproven: int
-    #: The memory, in words.
+    #: A description of the memory.
     where: str
 
 
@@ -104,11 +105,12 @@ class _Loss:
 class Memory:
     """Memory at one moment, in bytes."""
 
-    #: MemAvailable, and what was freed and waits in lists of a CPU.
+    #: MemAvailable, plus the freed memory in the lists of each CPU.
     available: int
-    #: Held by living processes, of any user and container. None where the kernel does not say.
+    #: Bytes held by living processes of all users and containers. None if the kernel does not
+    #: report it.
     held: int | None
-    #: Files in memory and locked pages, whoever made them.
+    #: Files in memory and locked pages of all processes.
     shared: int
     #: None without a GPU.
     device: DeviceUse | None
@@ -128,8 +130,8 @@ class Memory:
     def returned(self, later: "Memory", at_work: "Memory | None" = None) -> "Returned":
         """Compare the memory after a stop with this reading, made before the start.
 
-        Memory that living processes hold is theirs, and not missing. Only memory counts that no
-        process holds and that is gone nevertheless, as a driver keeps it on unified memory.
+        Memory that living processes hold is not missing. Only memory counts that is not free
+        although no process holds it, such as memory that a driver keeps on unified memory.
 
         Args:
             later: The memory after the stop.
@@ -163,10 +165,10 @@ class Memory:
             time.sleep(_LOOK_EVERY_S)
 
     def _usual(self, later: "Memory", at_work: "Memory | None") -> int:
-        """Return how many bytes a healthy stop may seem to leave.
+        """Return how many bytes may be missing after a healthy stop.
 
-        It is 0 unless the holders of a GPU's memory cannot be seen from here. There a driver keeps
-        some after its first use, and others live on the machine.
+        It is 0 unless the holders of a GPU's memory are invisible. In that case a driver keeps some
+        memory after its first use, and other processes may use some.
         """
         before = self.device
         after = later.device
@@ -192,7 +194,7 @@ class Memory:
             return [system]
         is_shown = before.held is not None and after.held is not None
         on_device = max(0, (after.held or 0) - (before.held or 0)) if is_shown else 0
-        if before.used is None or after.used is None:  # unified: a device's holders hold the system
+        if before.used is None or after.used is None:  # one memory for CPU and GPU
             missing = certain - on_device if is_known and is_shown else 0
             return [_Loss(missing, decrease - on_device, "device memory")]
         used = after.used - before.used - on_device

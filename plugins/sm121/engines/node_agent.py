@@ -36,16 +36,16 @@ from sm121.engines.supervision import scratch_base
 from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
 from sm121.evidence.unanswered import unanswered
 
-#: The prefix of each answer: every other line of the output is not ours.
+#: The prefix of each answer. Lines without it come from other programs.
 MARK = "sm121-node "
-#: The time between two reports of the state.
+#: Seconds between two reports of the state.
 _STATE_EVERY_S = 1.0
-#: To look at all processes takes a slow core tens of milliseconds.
+#: Seconds between two looks at all processes, which take a slow core tens of milliseconds.
 _TREE_EVERY_S = 3.0
 _MAPPED_EVERY_S = 10.0
 _REACH_EVERY_S = 2.0
 _REACH_WITHIN_S = 2.0
-#: Limits of one answer, and of the log in all.
+#: Maximum bytes of one answer, and of the whole log.
 _MOST_PROCESSES = 64
 _MOST_LINES = 50
 _LOG_PIECE_BYTES = 1 << 18
@@ -53,7 +53,7 @@ _MOST_LOG_BYTES = 64 << 20
 
 
 def facts(configuration: ServerConfiguration) -> dict[str, Any]:
-    """Return the packages, variables, GPUs and model that this machine has for a configuration.
+    """Return this machine's packages, variables, GPUs and model for a configuration.
 
     Args:
         configuration: The configuration.
@@ -112,7 +112,7 @@ def tell(kind: str, content: object) -> None:
 
 
 def answer_in(line: str) -> dict[str, Any]:
-    """Return the answer that a line of an agent has, by its kind.
+    """Return the answer in a line of an agent, by its kind.
 
     Args:
         line: The line. A banner of the node may be before `MARK`, without the end of its line.
@@ -272,7 +272,7 @@ def main() -> int:
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the suite handles Ctrl-C
     with open(0, "rb", buffering=0, closefd=False) as questions:
         question = json.loads(questions.readline())
     tell("host", socket.gethostname())

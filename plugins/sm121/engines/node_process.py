@@ -96,15 +96,16 @@ class NodeProcess:
         self.last_line = ""
         #: The last answer of each kind.
         self.answers: dict[str, Any] = {}
-        #: When it wrote its last line (``time.monotonic``).
+        #: The time of its last line (``time.monotonic``).
         self.heard_at = time.monotonic()
-        #: When it reported its last state.
+        #: The time of its last state.
         self.state_at = self.heard_at
-        #: When each state that lasts was reported first: unreachable, and each stopped process.
+        #: The time of the first report of each lasting fault: unreachable, and each stopped
+        #: process.
         self.since: dict[str, float] = {}
-        #: When each connection was first reported without an answer.
+        #: The time of the first report of each connection without an answer.
         self.unanswered_since: dict[str, float] = {}
-        #: Whether it has ever reached this machine.
+        #: Whether the node has ever reached this machine.
         self.has_reached = False
         try:
             self._process = subprocess.Popen(
@@ -152,21 +153,23 @@ class NodeProcess:
             within_s: How long to wait, in seconds.
 
         Raises:
-            UsageError: None came in time. The message names the node, and has the last line that
-                its command wrote.
+            UsageError: No answer came in time. The message names the node, and contains the last
+                line that its command wrote.
         """
         deadline = time.monotonic() + within_s
         while kind not in self.answers:
             ended = self.exit_status is not None and not self._reader.is_alive()
             if ended or time.monotonic() >= deadline:
-                how = f"ended with {self.exit_status}" if ended else f"is silent for {within_s:g} s"
+                how = (
+                    f"ended with {self.exit_status}" if ended else f"was silent for {within_s:g} s"
+                )
                 last = self.last_line or "it wrote nothing"
                 raise UsageError(f"{self.node} does not answer: its command {how}; last: {last}")
             time.sleep(0.05)
         return self.answers[kind]
 
     def close(self, within_s: float) -> Mapping[str, Any] | None:
-        """Let the node stop everything that it has started.
+        """Tell the node to stop everything that it has started.
 
         Args:
             within_s: The seconds after which its command is killed.
@@ -180,7 +183,7 @@ class NodeProcess:
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # a wrapper's children too
+            os.killpg(self._process.pid, signal.SIGKILL)  # also ends the children of a wrapper
             self._process.wait()
         self._reader.join(5.0)
         report: Mapping[str, Any] | None = self.answers.get("stopped")

@@ -31,7 +31,7 @@ class NodeLoss:
 
     Attributes:
         node: The node.
-        how: What was found.
+        how: The evidence.
         state: The last report of the node, whose rank has ended; None if it has not.
     """
 
@@ -70,7 +70,7 @@ class NodeWatch:
     """The other nodes of a server, and this machine's end of their links."""
 
     others: list[NodeProcess] = field(default_factory=list)
-    #: The first fault of a node in this attempt; later faults do not replace it.
+    #: The first fault of a node in the current attempt to start; later faults do not replace it.
     fault: ServerError | None = None
     #: When the server was ready (``time.monotonic``); minus infinity before.
     ready_at: float = -math.inf
@@ -78,9 +78,9 @@ class NodeWatch:
     is_over: threading.Event = field(default_factory=threading.Event)
     #: When each connection of rank 0 was first found without an answer from the other node.
     unanswered_since: dict[Connection, float] = field(default_factory=dict)
-    #: The nodes connect to it to test whether they reach this machine.
+    #: The socket to which the nodes connect, to test whether they reach this machine.
     _beacon: socket.socket | None = None
-    #: When the nodes were last shown that this machine lives (``time.monotonic``).
+    #: The time of the last sign of life to the nodes (``time.monotonic``).
     _said: float = 0.0
     #: When each process of rank 0 was first found stopped.
     _stopped_since: dict[int, float] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class NodeWatch:
             self.fault = loss.error(kind, launch.log)
 
     def _keep_company(self, launch: Launch) -> None:
-        """Accept the nodes' connections, and show them now and then that this machine lives."""
+        """Accept the nodes' connections, and send them a sign of life now and then."""
         with contextlib.suppress(BlockingIOError, OSError):
             while self._beacon is not None:
                 self._beacon.accept()[0].close()
@@ -160,7 +160,7 @@ class NodeWatch:
         since = other.since.get("unreachable")
         if since is not None:
             if now - since >= patience_s:
-                how = f"for {now - since:.0f} s it does not reach this machine"
+                how = f"it has not reached this machine for {now - since:.0f} s"
                 why = f"the link is down: {how} ({state['unreachable']})"
                 yield NodeLoss(other.node, why)
             return
@@ -177,7 +177,7 @@ class NodeWatch:
     def _faults_of_rank_0(self, launch: Launch, now: float) -> Iterator[NodeLoss]:
         """Yield a fault for each process of this machine that is stopped by a signal too long."""
         patience_s = nodes.bounds().stopped_after_s.value
-        for process in launch.known:  # as it was when it was ready
+        for process in launch.known:  # the processes of the ready server
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_STOPPED:
                     self._stopped_since.pop(process.pid, None)
@@ -200,7 +200,7 @@ def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
     if not other.state:
         patience_s = max(patience_s, data.answers_within_s.value)
     if silent_s >= patience_s:
-        how = f"it has told nothing for {silent_s:.0f} s; last: {other.last_line}"
+        how = f"it has sent nothing for {silent_s:.0f} s; last: {other.last_line}"
         yield NodeLoss(other.node, how)
 
 

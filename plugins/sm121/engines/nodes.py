@@ -1,4 +1,4 @@
-"""The other nodes of a server before its start: each must have what this machine has."""
+"""Check before the start that the other nodes of a server equal this machine."""
 
 import socket
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from sm121.engines import listeners, node_agent, process_tree
 from sm121.engines.node_process import NodeProcess, question
 from sm121.engines.ports import LOOPBACK, free_port
 
-#: Limit of the differences in a message.
+#: Maximum number of differences in a message.
 _SHOWN_DIFFERENCES = 5
 
 
@@ -38,7 +38,7 @@ class NodeLook:
     """The packages, variables, GPUs and model that one node has for a configuration."""
 
     node: Node
-    #: As the node itself reported them.
+    #: The facts that the node reported.
     facts: dict[str, Any]
     #: Servers of dead runs that were ended there, one line each.
     leftovers: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def _is_port(text: str) -> bool:
 def _one_address(host: str) -> str:
     """Return the IPv4 address of a host of this machine.
 
-    A name may be another machine elsewhere, and connections are told apart by their address.
+    On another node a name may mean another machine, and connections are distinguished by address.
     """
     of_ipv4 = sorted(address for address in listeners.addresses(host) if "." in address)
     outer = [address for address in of_ipv4 if not address.startswith("127.")]
@@ -100,14 +100,14 @@ def _one_address(host: str) -> str:
 
 
 def look(configuration: ServerConfiguration) -> list[NodeLook]:
-    """Check that all nodes have the same for a configuration, and return it, rank 0 first.
+    """Check that the facts of all nodes are equal, and return them, rank 0 first.
 
     Args:
         configuration: The configuration.
 
     Raises:
-        UsageError: A node does not answer, does not reach this machine, or has something else than
-            rank 0. The message is one line.
+        UsageError: A node does not answer, does not reach this machine, or differs from rank 0. The
+            message is one line.
     """
     span = configuration.span
     assert span is not None
@@ -166,7 +166,7 @@ def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts that must be equal on all nodes, by their names for people."""
+    """Return the facts that must be equal on all nodes, by their names in messages."""
     data = bounds()
     record = facts["record"]
     packages = record["engine_packages"]["packages"] or {}

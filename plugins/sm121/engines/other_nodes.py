@@ -1,4 +1,4 @@
-"""The other nodes of a server: what `ManagedServer` asks of them, and a server that has none.
+"""The other nodes of a server: the calls that `ManagedServer` makes, and the class for no nodes.
 
 `spanning.RankNodes` is for vLLM's own ``--nnodes``, `ray_cluster.RayPlaces` for a Ray cluster.
 """
@@ -19,11 +19,11 @@ from sm121.evidence.mapped import MappedLibrary
 
 @dataclass(frozen=True)
 class Placement:
-    """What the launch on this machine needs to find its other nodes."""
+    """The rank and the variables with which the launch on this machine finds the other nodes."""
 
-    #: Its part of the server; None: its command is that of a whole server.
+    #: The rank of this machine; None if the launch is a whole server.
     rank: Rank | None = None
-    #: Added to its environment.
+    #: Variables that are added to its environment.
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -35,7 +35,7 @@ class OtherNodes(Protocol):
     """
 
     def place(self, launch: Launch) -> Placement:
-        """Return what a launch on this machine needs; it is started next.
+        """Return the placement of a launch on this machine, which is started next.
 
         Args:
             launch: The launch, which has no process yet.
@@ -81,7 +81,7 @@ class OtherNodes(Protocol):
         """
 
     def stopping(self) -> None:
-        """Get ready for the end of the server, which is stopped next."""
+        """Prepare for the stop of the server, which comes next."""
 
     def stopped(self, report: StopReport) -> StopReport:
         """Stop the other nodes' parts, and add what is left of them to a report.
@@ -93,7 +93,7 @@ class OtherNodes(Protocol):
 
 @dataclass(frozen=True)
 class NoOtherNodes:
-    """A whole server on this machine, or one rank whose other ranks somebody else starts."""
+    """No other nodes: a whole server, or one rank whose other ranks the user starts."""
 
     rank: Rank | None = None
 

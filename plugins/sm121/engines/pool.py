@@ -37,7 +37,7 @@ class StartReport(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolHooks:
-    """What a pool calls, and what it asks before a start."""
+    """The callbacks of a pool."""
 
     #: Called with a configuration's name and the phase of its server's start.
     notify: Callable[[str, starting.StartPhase], None] = lambda _name, _phase: None
@@ -60,7 +60,7 @@ class ServerPool:
     """Servers by configuration.
 
     GB10 holds gpt-oss-120b once, so only one server lives at a time. The pool does not check
-    whether it still lives; its owner asks `life`.
+    whether the server still lives; its owner reads `life`.
     """
 
     #: The limits of every server.
@@ -70,7 +70,7 @@ class ServerPool:
     #: Marks every process.
     run_id: str
     hooks: PoolHooks = field(default_factory=PoolHooks)
-    #: The texts that no log may show. The pool adds those of its servers.
+    #: The secrets that no log may show. The pool adds those of its servers.
     secrets: set[str] = field(default_factory=set)
 
     _starting: ManagedServer | None = field(init=False, default=None)
@@ -109,7 +109,7 @@ class ServerPool:
         began = time.monotonic()
         try:
             server = managed.start()
-        except BaseException as error:  # pytest-timeout's, and Ctrl-C, too
+        except BaseException as error:  # also the exception of pytest-timeout, and Ctrl-C
             if managed.stopped is not None:
                 self.hooks.on_stop(configuration.name, managed.stopped)
             if isinstance(error, StartError):

@@ -31,12 +31,12 @@ _DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 _FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
 #: The name of a folder of compiled kernels: the compute capabilities.
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
-#: Limit of the names in a message.
+#: Maximum number of names in a message.
 _SHOWN_NAMES = 5
 
 
 class PreflightFinding(DataTable):
-    """A problem that stands against a start.
+    """A problem that prevents or endangers a start.
 
     In the data file, names in braces stand for numbers and names of the check.
     """
@@ -70,10 +70,10 @@ class _Floor(DataTable):
 
     arch: tuple[str, ...] = Field(min_length=1)
     part: Literal["driver", "toolkit", "cudnn"]
-    #: Its name in a message.
+    #: The name of the part in a message.
     title: str
     at_least: str = Field(pattern=r"^\d+\.\d+$")
-    #: What happens below it.
+    #: The consequence of an older version.
     reason: str
     remedy: str
     source: str
@@ -93,13 +93,14 @@ class _Rule(DataTable):
     unless_arguments: Regex | None = None
     environment: Regex | None = None
     unless_environment: Regex | None = None
-    #: Releases or builds for which it holds; for an unknown engine, a rule without a bound holds.
+    #: Releases or builds to which the rule applies; to an unknown engine, a rule without a bound
+    #: applies.
     versions: Versions = ""
     build: str | None = None
     unless_build: str | None = None
-    #: Versions of FlashInfer for which it holds; for an unknown version it does not hold.
+    #: Versions of FlashInfer to which the rule applies; it does not apply to an unknown version.
     flashinfer: Versions = ""
-    #: A package that must be installed in another version than FlashInfer.
+    #: The rule applies if this package is installed in another version than FlashInfer.
     beside: str | None = None
     message: str
     remedy: str
@@ -108,7 +109,7 @@ class _Rule(DataTable):
     @model_validator(mode="after")
     def _check(self) -> "_Rule":
         if self.arguments is None and self.environment is None and self.beside is None:
-            raise ValueError("arguments, environment or beside is needed")
+            raise ValueError("expected arguments, environment or beside, got none")
         return self
 
 
@@ -128,7 +129,9 @@ class PreflightData(DataTable):
         for row, arch in rows:
             strange = set(arch) - names
             if strange:
-                raise ValueError(f"{row}: arch must be of {sorted(names)}, seen {sorted(strange)}")
+                raise ValueError(
+                    f"{row}: arch: expected names of {sorted(names)}, got {sorted(strange)}"
+                )
         return self
 
 
@@ -149,7 +152,7 @@ def finding_of(
     Args:
         name: Its key there.
         severity: None: that of the data file.
-        **values: What stands in the place of the braces.
+        **values: The values for the names in braces.
     """
     row = load_preflight().finding[name]
     update = {
@@ -161,7 +164,7 @@ def finding_of(
 
 
 def lacking_tools(environment: Mapping[str, str]) -> list[str]:
-    """Return those of nvcc and ninja that FlashInfer would not find, with the places.
+    """Return which of nvcc and ninja FlashInfer would not find, with the places where it looks.
 
     Args:
         environment: The whole environment of the engine.
@@ -205,7 +208,8 @@ def _check_memory(needs: engine_settings.Needs, available_bytes: int) -> Preflig
 class Preflight:
     """The checks of one start of an engine."""
 
-    #: A name such as ``sm121``. If the data file does not have it, its own checks are left out.
+    #: A name such as ``sm121``. If the data file does not contain it, the checks of the
+    #: architecture are left out.
     arch: str
     arguments: Sequence[str]
     #: The engine's whole environment.
@@ -213,7 +217,7 @@ class Preflight:
     _: KW_ONLY
     #: The needs of the profile; a need that is None or empty is not checked.
     needs: engine_settings.Needs
-    #: The folder on the disk that must have room. It need not exist yet.
+    #: A folder on the disk that must have free space. The folder need not exist yet.
     directory: Path
     #: The compiled kernels of the engine's FlashInfer (default: in its cache, of any version).
     modules: jit.FlashInferModules | None = None
@@ -221,11 +225,11 @@ class Preflight:
     cuda: CudaVersions = field(default_factory=CudaVersions)
     #: The engine's release or build (`builds.identity`); None if it is not known.
     version: str | None = None
-    #: The longest time of a start that compiles.
+    #: Maximum seconds of a start that compiles.
     cold_ready_within_s: float = math.inf
 
     def findings(self) -> list[PreflightFinding]:
-        """Return what stands against the start, errors first; empty if nothing does."""
+        """Return the problems of the start, errors first."""
         data = load_preflight()
         findings = [*self._room(), *self._older_driver(), *self._floors(data)]
         for architecture in data.architecture:
@@ -261,7 +265,7 @@ class Preflight:
         """Compare the driver, the toolkit and cuDNN with the floors of the architecture."""
         if not self.cuda.asked:
             return
-        older_driver = any(self._older_driver())  # it is said already
+        older_driver = any(self._older_driver())  # already reported
         unknown = []
         for floor in data.floor:
             if self.arch not in floor.arch or (floor.part == "driver" and older_driver):
@@ -303,7 +307,7 @@ class Preflight:
         for name, (separator, severity) in separators.items():
             value = self.environment.get(name, "").strip()
             if not value:
-                continue  # the engine asks the device, which is right
+                continue  # the engine then reads the architecture from the device, which is correct
             if name.startswith("FLASHINFER") and re.search("[,;]", value):
                 yield finding_of("arch_list_separators", name=name, value=value, code=codes[0])
                 continue
@@ -365,7 +369,7 @@ class Preflight:
         is_named = _FLASHINFER_NAMED.search(one_line(self.arguments)) is not None
         why = ""
         if is_silenced:
-            why = "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them"
+            why = "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own search for them"
         severity: Severity = "error" if is_silenced or is_named else "note"
         yield finding_of(
             "jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why
@@ -432,7 +436,7 @@ class Preflight:
             if not matching:
                 return None
             matches += matching
-        text = f" (seen: {', '.join(matches)})" if matches else ""
+        text = f" (found: {', '.join(matches)})" if matches else ""
         return PreflightFinding(
             check=rule.id,
             severity=rule.severity,

@@ -1,12 +1,12 @@
-"""All processes of a server: find them, describe them, end them.
+"""Find, describe and end all processes of a server.
 
-They are found in three ways, and each way has a hole:
+They are found in three ways, because each way misses some:
 
-- by a marker in the environment: it outlives reparenting, but a process that sets its title
-  (vLLM's engine core and workers do, with setproctitle) overwrites the memory in which the kernel
-  looks for it.
-- by session: lost when a child begins its own.
-- by descent: lost when a parent dies, unless a subreaper stands above it.
+- by a marker in the environment, which survives reparenting. But a process that sets its title, as
+  vLLM's engine core and workers do with setproctitle, overwrites the memory from which the kernel
+  reads the environment.
+- by session, which misses a child that begins its own session.
+- by descent, which misses the children of a dead parent, unless a subreaper is above them.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 #: The field ``starttime`` of /proc/PID/stat (proc(5)), counted from the field after the name.
 _START = 19
 
-#: One per run of the suite, in the environment of everything that it starts.
+#: The variable with the id of the run, in the environment of all started processes.
 RUN_ID = "SM121_RUN_ID"
-#: One per server that is started.
+#: The variable with the id of a started server.
 SERVER_ID = "SM121_SERVER_ID"
-#: The process of the suite that started a server, as `identity` names it.
+#: The variable with the `identity` of the suite's process that started a server.
 OWNER = "SM121_STARTED_BY"
-#: Changes with each boot of the machine.
+#: The file with the id of the boot, which changes with each boot.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _LONGEST_COMMAND = 160
 
@@ -53,7 +53,7 @@ class Survivor:
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
-    """Return the living processes that have a variable in their environment, except this one.
+    """Return the living processes, except this one, whose environment contains a variable.
 
     Args:
         variable: The name of the variable.
@@ -61,7 +61,7 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
     """
     processes = []
     for process in psutil.process_iter(["environ"]):
-        # None: a zombie, which has no environment, or another user's.
+        # None: the process is a zombie, which has no environment, or belongs to another user.
         environment = process.info["environ"] or {}
         if process.pid != os.getpid() and environment.get(variable) == value:
             processes.append(process)
@@ -118,7 +118,7 @@ def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
         try:
             command = " ".join(process.cmdline()) or process.name()
             survivors.append(Survivor(process.pid, process.status(), command[:_LONGEST_COMMAND]))
-        except psutil.ZombieProcess:  # has no command line, and is what we are looking for
+        except psutil.ZombieProcess:  # a zombie has no command line, but is to be described
             survivors.append(Survivor(process.pid, psutil.STATUS_ZOMBIE, "(zombie)"))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -126,7 +126,7 @@ def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process began, in ticks since boot: no change of the clock moves that.
+    """Return the start of a process in ticks since boot, which does not depend on the clock.
 
     Args:
         pid: The process.
@@ -139,7 +139,7 @@ def start_ticks(pid: int) -> int:
 
 
 def identity(pid: int) -> str:
-    """Return a name of a process that no other process ever gets: ``pid:ticks:boot``.
+    """Return a unique name of a process: ``pid:ticks:boot``.
 
     Args:
         pid: The process.
@@ -168,7 +168,7 @@ def pid_of(identity: str) -> int | None:
 def become_subreaper() -> None:
     """Make this process the new parent of orphans among its descendants (prctl(2)).
 
-    They can then be reaped also where process 1 of a container reaps nothing.
+    This process can then reap them even if process 1 of the container does not.
 
     Raises:
         OSError: The kernel refuses.
@@ -180,7 +180,7 @@ def become_subreaper() -> None:
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Collect the exit status of those processes that have ended and are our children.
+    """Collect the exit status of ended child processes of this process.
 
     Args:
         pids: The processes.
@@ -189,7 +189,7 @@ def reap(pids: Iterable[int]) -> None:
         try:
             os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
-            continue  # somebody else's child, or collected already
+            continue  # not a child of this process, or already collected
 
 
 def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: float = 5.0) -> int:

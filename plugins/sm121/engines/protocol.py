@@ -10,9 +10,9 @@ class Engine(Protocol):
     """How one kind of engine is started. No method starts anything itself."""
 
     name: str
-    #: Arguments that the suite sets itself, and a user may not.
+    #: Arguments that the suite sets itself, so that users may not set them.
     reserved_arguments: tuple[str, ...]
-    #: Variables that the suite sets itself, and a user may not.
+    #: Variables that the suite sets itself, so that users may not set them.
     reserved_variables: tuple[str, ...]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
@@ -82,7 +82,7 @@ class Program(Protocol):
 
 @runtime_checkable
 class ChecksArguments(Protocol):
-    """An engine whose argument parser can be asked without starting a server."""
+    """An engine whose argument parser runs without starting a server."""
 
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""An engine that is a package of a Python environment of its own: vLLM and SGLang."""
+"""Engines that are Python packages in their own environment: vLLM and SGLang."""
 
 import functools
 import os
@@ -49,9 +49,9 @@ class PythonEngine:
 
     name: str
 
-    #: Its name for people.
+    #: Its name in messages.
     title: ClassVar[str]
-    #: How one gets it.
+    #: How to install it.
     remedy: ClassVar[str]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
@@ -73,7 +73,7 @@ class PythonEngine:
             ) from error
         if release is None:
             raise UsageError(
-                f"--engine-python {python}: expected an environment with {self.title}, found none "
+                f"--engine-python {python}: expected an environment with {self.title}, got none "
                 f"({self.remedy})"
             )
         return release["version"] or None
@@ -134,7 +134,7 @@ class PythonEngine:
         Args:
             configuration: The configuration of the server.
             own: The engine's own variables.
-            debug: Its variables if it is to be debugged.
+            debug: Its variables for ``--engine-debug``.
         """
         environment = {**os.environ, **_VARIABLES, **own}
         if Path(configuration.model).is_dir():

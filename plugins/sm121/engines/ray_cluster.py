@@ -1,6 +1,6 @@
 """A server on the user's Ray cluster: check the cluster before a start, clean up after a stop.
 
-The cluster is the user's: nothing here starts, changes or stops it.
+The suite never starts, changes or stops the cluster.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from sm121.evidence.mapped import MappedLibrary
 _KEYS = {architecture.CPU: "sm121_rank"}
 _START = "start it with ray start --head here, and ray start --address=HOST:6379 on the others"
 _REMOVED_WITHIN_S = 15.0
-#: Limit of the differences in a message.
+#: Maximum number of differences in a message.
 _SHOWN_DIFFERENCES = 5
-#: Limit of the earlier servers in a message.
+#: Maximum number of earlier servers in a message.
 _SHOWN_SERVERS = 4
 
 
@@ -85,7 +85,7 @@ def _list_resource(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _name(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of a node's host, or its address if another node has that name."""
+    """Return the host name of a node, or its address if another node has the same name."""
     names = [one["name"] for one in entries]
     is_alone = names.count(entry["name"]) == 1
     return str(entry["name"] if is_alone else entry["address"])
@@ -154,9 +154,10 @@ class RayPlaces:
         self.nodes = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
         if not entries:
             return Placement()
-        # A server's temporary files are elsewhere: Ray would not find its cluster there.
+        # # The server has another folder for temporary files, in which Ray would not find its
+        # cluster.
         link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
-        link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out a rank's line that another had too
+        link["RAY_DEDUP_LOGS"] = "0"  # keep equal lines of several ranks
         return Placement(variables=link)
 
     def start(self, _launch: Launch) -> None:

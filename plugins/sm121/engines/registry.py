@@ -22,8 +22,8 @@ def names() -> tuple[str, ...]:
 def register(engine: protocol.Engine) -> None:
     """Add an engine, or replace the one of the same name.
 
-    Call it from a conftest.py or from a plugin that is loaded with ``-p``: before the options are
-    read.
+    Call it before pytest reads the options: from a conftest.py, or from a plugin that is loaded
+    with ``-p``.
 
     Args:
         engine: The engine.
@@ -52,9 +52,9 @@ def engine(name: str) -> protocol.Engine:
 class Installed:
     """An engine that will be started, or the engine of a server."""
 
-    #: The version by its own files; None if they do not say.
+    #: The version in its own files; None if they do not contain it.
     version: str | None = None
-    #: The parser's options; None if the version alone is enough, or no parser can be asked.
+    #: The parser's options; None if the version is sufficient, or there is no parser to query.
     options: frozenset[str] | None = None
     #: The build that a server's log shows.
     build: str | None = None
@@ -79,6 +79,6 @@ def installed(engine: Engine, python: str, environment: Mapping[str, str]) -> In
     version = engine.check_interpreter(python, environment)
     options = None
     if not builds.is_settled(version) and isinstance(engine, TellsOptions):
-        with contextlib.suppress(errors.UsageError):  # a parser that cannot be asked tells nothing
+        with contextlib.suppress(errors.UsageError):  # the options stay unknown without a parser
             options = engine.options(python, environment)
     return Installed(version, options)

@@ -1,6 +1,6 @@
 """Which dense layers an engine quantises when it loads a checkpoint, and to which format.
 
-The kernel path shows it, or else the options of the server.
+The evidence is the kernel path, or else the options of the server.
 """
 
 import re
@@ -16,7 +16,7 @@ DENSE = {
     "lm_head": "lm_head",
 }
 _OPTION = "quantization_config"
-#: Keys of --quantization-config that are read, or that change nothing of the weights.
+#: Keys of --quantization-config that are read, or that do not affect the weights.
 _UNDERSTOOD = re.compile(r"moe\.activation|linear(\.weight|\.activation)?|ignore|targets\..+")
 
 
@@ -35,7 +35,7 @@ def served_layers(
         path: The kernel path of the server.
 
     Returns:
-        None if no evidence tells the format of some layer, or an option is not understood.
+        None if the format of some layer is unknown, or an option is not understood.
     """
     layers = {} if path.requantised == [] else _requested_layers(options, config)
     if layers is None:

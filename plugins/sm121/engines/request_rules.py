@@ -26,19 +26,20 @@ class RequestRule(DataTable):
     field: str
     """The field of `KernelPath` with the resolved value."""
     nothing: tuple[str, ...] = ()
-    """Values that request nothing in particular, such as ``auto``."""
+    """Values that leave the choice to the engine, such as ``auto``."""
     accepts: dict[str, str] = Field(default={})
-    """From a value to a pattern of the resolved values that satisfy it; case does not count."""
+    """For each value, a pattern of the resolved values that satisfy it, ignoring case."""
     otherwise: str | None = "{value}"
-    """Pattern for a value that `accepts` does not list. Null: nothing is known of it."""
+    """The pattern for a value that `accepts` does not list. Null: such a value is not compared."""
     denied_by: tuple[str, ...] = ()
-    """Fallbacks of the log (their ids) that deny it if the resolved value is too coarse."""
+    """Ids of fallbacks in the log that contradict the request if the resolved value is too
+    coarse."""
     always_shown: bool = True
-    """False if the engine may show nothing though it follows the request."""
+    """False if the engine may log nothing although it follows the request."""
     without_effect: Regex | None = None
-    """Values that change nothing."""
+    """Values without effect."""
     build: builds.Name | None = None
-    """The only build for which the rule holds; it reads the variable, even if unlisted."""
+    """The only build to which the rule applies; it reads the variable, even if unlisted."""
     versions: Versions = ""
     """Releases for which the rule holds; a build goes by its release. For an unknown release, the
     rule of an argument holds, since the engine accepted it, and that of a variable may hold."""
@@ -62,7 +63,7 @@ class RequestRule(DataTable):
         return self
 
     def covers(self, version: str | None, build: str | None = None) -> bool | None:
-        """Return whether the rule holds for an engine; None if that is not known.
+        """Return whether the rule applies to an engine; None if that is unknown.
 
         Args:
             version: The version by the engine itself.
@@ -83,7 +84,7 @@ class RequestRule(DataTable):
             value: The requested value.
 
         Returns:
-            None if the value has no effect, or nothing is known of it.
+            None if the value has no effect, or is not compared.
         """
         if self.without_effect is not None and self.without_effect.fullmatch(value):
             return None

@@ -1,8 +1,8 @@
 """Compare the kernel path that was requested with the one that ran.
 
 ``fixtures/requests/<engine>.toml`` has the arguments and variables that request a part of the
-kernel path. They are compared with the evidence. A configuration with a difference is not what its
-name says: its numbers are INVALID.
+kernel path. This module compares them with the evidence. If they differ, the server does not run
+what its configuration requests, so its numbers are INVALID.
 """
 
 import ast
@@ -31,9 +31,9 @@ class RequestState(StrEnum):
     DIFFERENT = "different"
     """The evidence shows another value, or none though the engine would show one."""
     NOT_PROVEN = "not_proven"
-    """The engine shows nothing about it, whatever it does."""
+    """The engine never logs this value."""
     NOT_APPLICABLE = "not_applicable"
-    """It changes nothing here: the installed engine has no such variable, or no such value."""
+    """The request has no effect: the installed engine has no such variable, or no such value."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of a request, in one word and in words."""
+    """The result of a request, as a state and as a text."""
 
     state: RequestState
     message: str
@@ -125,7 +125,7 @@ def arguments_in_log(path: KernelPath) -> list[str]:
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
     """Return the patterns that a configuration requests, by the field of the kernel path.
 
-    No engine is asked: a variable may have no effect.
+    The engine is not queried, so a variable may have no effect.
 
     Args:
         configuration: The configuration.
@@ -228,7 +228,7 @@ def _literal(text: str) -> object:
             return _value(ast.parse(printed, mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-    return None  # a line that was cut: it tells nothing
+    return None  # the line was cut, so the value is unknown
 
 
 def _value(node: ast.expr) -> object:
@@ -283,7 +283,7 @@ def _early_outcome(rule: RequestRule, value: str, path: KernelPath) -> _Outcome 
         message = "not applicable: it has no effect in this build"
         return _Outcome(RequestState.NOT_APPLICABLE, message)
     if rule.pattern(value) is None or rule.covers(path.log.version, path.log.build) is None:
-        return _Outcome(RequestState.NOT_PROVEN, "the suite does not know what it resolves to")
+        return _Outcome(RequestState.NOT_PROVEN, "the suite does not know its resolved value")
     return None
 
 
@@ -326,14 +326,14 @@ class _UnknownVariables:
 
     #: Reports of variables without effect, by name.
     reports: dict[str, RequestReport]
-    #: Variables of which nothing was learned.
+    #: Variables of which it is unknown whether the engine knows them.
     unanswered: set[str]
 
 
 def _unknown_variables(
     configuration: ServerConfiguration, environment: Mapping[str, str], rules: RequestRules
 ) -> _UnknownVariables:
-    """Ask the installed engine which variables of its environment it does not know."""
+    """Query the installed engine for the variables of its environment that it does not know."""
     harmless = signatures.load_signatures(configuration.engine).is_harmless_env
     start_variables = dict(configuration.environment)
     concerned = []

@@ -18,8 +18,8 @@ class ServerError(errors.Sm121Error):
         log: The log.
 
     Attributes:
-        cause: The cause. Who finds a more exact one, by exit codes or by the kernel's messages,
-            puts it here, and all who read the message have that one.
+        cause: The cause. A more exact cause, from exit codes or kernel messages, replaces it, and
+            the message then contains that one.
     """
 
     def __init__(self, what: str, cause: Cause, log: Path) -> None:
@@ -43,16 +43,16 @@ class StartError(ServerError):
 
 
 class ServerExited(StartError):
-    """It ended during start-up, with whatever exit status (0 included)."""
+    """The server ended during start-up, with any exit status (0 included)."""
 
 
 class ServerTimedOut(StartError):
-    """It was alive but not ready in time."""
+    """The server was alive but not ready in time."""
 
 
 class ServerStalled(StartError):
-    """It neither logged nor used the processor for too long."""
+    """The server neither logged nor used the processor for too long."""
 
 
 class PortTaken(StartError):
-    """Somebody else took the port before the server could bind it."""
+    """Another process took the port before the server could bind it."""

@@ -43,7 +43,7 @@ class ServerMemoryReader:
         if own_bytes is not None:
             self._by_process = True
         if self._by_process:
-            # None: the server is not on the GPU yet, or no more.
+            # None: the server is not on the GPU yet, or no longer.
             total = None if own_bytes is None else resident + own_bytes
             return ServerMemory(own_bytes, total, f"{_RESIDENT}, and NVML by process")
         if memory.used is not None and self._used is not None:

@@ -11,7 +11,7 @@ class SGLang(PythonEngine):
 
     name = "sglang"
     title = "SGLang"
-    remedy = "`pip install sglang` in one of its own; its containers have it"
+    remedy = "`pip install sglang` into its own environment, or use SGLang's container"
     reserved_arguments: tuple[str, ...] = (
         "--host", "--port", "--api-key", "--model-path", "--model", "--served-model-name",
     )  # fmt: skip

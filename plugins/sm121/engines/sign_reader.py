@@ -16,12 +16,12 @@ from sm121.engines.attached_processes import AttachedProcesses
 from sm121.engines.signs import CREATED_OF_ANSWERS, ClockOffset, Signs, Word
 from sm121.evidence import metrics
 
-#: A process that has a smaller share of the server's memory may be replaced while it serves.
+#: A process with a smaller share of the server's memory may be replaced while the server serves.
 _LEAST_SHARE = 0.05
-#: Parts of an id that are drawn anew have this length or more.
+#: Minimum length of the random parts of an id.
 _DRAWN = 16
 _ID_NUMBER = "the number in the ids of its answers"
-#: A page with such a status is withheld, and not merely slow.
+#: With these statuses, the server does not offer the page; it is not only slow.
 _WITHHELD = (401, 403, 404, 410)
 
 
@@ -122,7 +122,7 @@ class SignReader:
         return words
 
     def _living(self) -> frozenset[tuple[int, int]]:
-        """Return the listeners, and those other large processes of the first look that live."""
+        """Return the listeners, and the living large processes of the first look."""
         while True:
             listening = self._processes.listening(again=True)
             tree = self._processes.find()

@@ -1,27 +1,29 @@
-"""Signs by which one process of a server is told from another one that took its place."""
+"""Signs that distinguish a server's process from another one that took its place."""
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-#: A process' start is read from clocks that may be set in between.
+#: Maximum difference of two readings of a process's start, in seconds: clocks may be adjusted in
+#: between.
 CLOCK_SLACK_S = 2.0
 _LONGEST_VALUE = 80
 
 
 @dataclass(frozen=True)
 class Word:
-    """The name of a value that a server shows and that stays while it lives."""
+    """The name of a value that stays the same while a server lives."""
 
     name: str
-    #: The page that shows it; None for its answers.
+    #: The page with the value; None: the value is in the answers.
     page: str | None
 
     def __str__(self) -> str:
         return f"{self.name} ({self.page})" if self.page else f"{self.name} of its answers"
 
 
-#: The field ``created`` of an answer. If it does not move on, it is the moment of the start.
+#: The field ``created`` of an answer. If it is the same in all answers, it is the start of the
+#: server.
 CREATED_OF_ANSWERS = Word("created", None)
 
 
@@ -35,22 +37,22 @@ class ClockOffset:
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs of a server at one moment. A sign that it does not show is None, or empty."""
+    """The signs of a server at one moment. An unknown sign is None, or empty."""
 
     #: Pid and start (ticks since boot) of each process that listens or holds the server's memory.
     processes: frozenset[tuple[int, int]] = frozenset()
     #: The start of the process by its own metrics, in seconds since 1970.
     started: float | None = None
     counters: dict[str, float] = field(default_factory=dict)
-    #: Values that stay, each by its name.
+    #: Values that stay the same while the server lives, by name.
     words: dict[Word, str] = field(default_factory=dict)
-    #: By the dates of its answers.
+    #: The offset of its clock, from the dates of its answers.
     clock: ClockOffset | None = None
-    #: Pages that it withholds.
+    #: Pages that the server does not offer.
     withheld: frozenset[str] = frozenset()
 
     def is_one_with(self, other: "Signs") -> bool | None:
-        """Return whether both are of the same process; None if that cannot be known.
+        """Return whether both are signs of the same process; None if that is unknown.
 
         Args:
             other: Signs of a server, read at the same time.
@@ -65,8 +67,8 @@ class Signs:
         """Return these signs, completed by an earlier moment.
 
         Args:
-            earlier: The signs of that moment: its words stay, and so does each sign that these
-                have not.
+            earlier: The earlier signs. Their words are kept, and each of their signs that is
+                missing now.
         """
         return replace(
             earlier,
@@ -76,7 +78,7 @@ class Signs:
         )
 
     def steady(self, later: "Signs") -> "Signs":
-        """Return the signs of a later moment, with those words alone that both moments have.
+        """Return the signs of a later moment, with only the words that both moments have.
 
         Args:
             later: The signs of that moment.
@@ -95,7 +97,7 @@ class Signs:
             One sentence each, with the values before and after.
         """
         if (self.started or self.counters) and "/metrics" in now.withheld - self.withheld:
-            yield "it published /metrics before, but no longer does"
+            yield "/metrics was available before, and is missing now"
         yield from self._change_of_start(now)
         yield from self._change_of_processes(now)
         yield from self._changes_of_words(now)
@@ -112,16 +114,13 @@ class Signs:
         if abs(now.started - self.started) > CLOCK_SLACK_S:
             before = time.strftime("%F %TZ", time.gmtime(self.started))
             after = time.strftime("%F %TZ", time.gmtime(now.started))
-            yield f"its process began at {after}, the one before at {before}"
+            yield f"its process started at {after}, but the earlier one at {before}"
 
     def _change_of_processes(self, now: "Signs") -> Iterator[str]:
         if self.processes and self.processes != now.processes:
             ended = _list_pids(self.processes - now.processes)
             came = _list_pids(now.processes - self.processes)
-            yield (
-                f"of the processes that listen or hold its memory, {ended} have ended and {came} "
-                "are new"
-            )
+            yield (f"processes that listen or hold its memory: {ended} have ended, {came} are new")
 
     def _changes_of_words(self, now: "Signs") -> Iterator[str]:
         newly_withheld = now.withheld - self.withheld

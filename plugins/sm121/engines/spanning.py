@@ -31,9 +31,9 @@ from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.mapped import MappedLibrary
 
 _WATCH_EVERY_S = 0.5
-#: A node's time to look at its memory, beside the time to end its rank.
+#: Seconds that a node gets to read its memory, in addition to the time to end its rank.
 _REPORT_WITHIN_S = 40.0
-#: A node that was silent before gets this time alone.
+#: Seconds that a node gets in all if it was silent before the stop.
 _SILENT_REPORT_WITHIN_S = 5.0
 
 
@@ -51,7 +51,7 @@ class RankNodes:
     watch: NodeWatch = field(init=False, default_factory=NodeWatch)
     #: Rank 0 in this attempt to start the server.
     _rank_0: Rank = field(init=False)
-    #: The variables of this machine's end of the link.
+    #: The variables for this machine's end of the link.
     _bound: Mapping[str, str] = field(init=False, default_factory=dict)
 
     def place(self, launch: Launch) -> Placement:

@@ -20,11 +20,11 @@ from sm121.evidence import failure, stacks
 from sm121.evidence.signatures import startup_progress
 
 _POLL_S = 0.1
-#: The time between two looks at the files that are being compiled.
+#: Seconds between two looks at the files that are being compiled.
 _CACHES_EVERY_S = 2.0
-#: When rank 0 has ended, other nodes get this time to report their faults.
+#: Seconds that the other nodes get to report their faults after rank 0 has ended.
 _FAULT_SETTLES_S = 3.0
-#: Processes for each processor from which on a late start may be the machine's fault.
+#: From this number of processes per processor on, a busy machine may be the cause of a late start.
 _BUSY = 3
 
 
@@ -98,13 +98,13 @@ class StartWatch:
         )
 
     def _later_deadline(self, started: float, deadline: float) -> float:
-        """Return when a start that is over its time must be ready.
+        """Return the extended deadline of a start that has exceeded its time limit.
 
         It may take as long after the last file that it compiled as a warm start, or from now on
         while a compiler runs. The sum is limited by the time of a cold start.
 
         Raises:
-            ServerTimedOut: It did not compile for so long, or has had all of a cold start's time.
+            ServerTimedOut: It did not compile recently, or the time limit of a cold start is over.
         """
         latest = self.launch.compilation.latest()
         if latest is not None:
@@ -119,7 +119,7 @@ class StartWatch:
         raise self._failed(ServerTimedOut, message + _other_load())
 
     def _failed(self, kind: type[StartError], what: str) -> StartError:
-        """Return the error of a start that hangs. Its processes are ended next."""
+        """Return the error of a start that hangs, before its processes are ended."""
         tree = self.launch.look_at_tree()
         self.launch.stacks = stacks.take_or_why(tree, self.launch.supervision.stacks_folder)
         log = self.launch.log
@@ -132,7 +132,7 @@ class StartWatch:
 
 
 def _other_load() -> str:
-    """Return the remark that this machine had much more to do than the start; empty if not."""
+    """Return a remark if this machine was busy during the start, else an empty text."""
     waiting = os.getloadavg()[1]  # of the last five minutes
     processors = len(os.sched_getaffinity(0))
     if waiting < _BUSY * processors:

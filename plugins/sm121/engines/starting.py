@@ -1,4 +1,4 @@
-"""A server that starts: its log, its use of the processor, whether it serves, what is shown."""
+"""The start of a server: its activity, the readiness probe and the progress lines."""
 
 import contextlib
 import threading
@@ -14,9 +14,9 @@ from sm121.core.server import Endpoint
 
 _HEALTH_EVERY_S = 0.5
 _ACTIVITY_EVERY_S = 2.0
-#: A waiting Python process wakes now and then; work is more than 1 % of a core.
+#: More than this share of a core counts as work, since a waiting Python process wakes now and then.
 _WORKING_SHARE = 0.01
-#: A phase that takes longer is worth a line.
+#: A phase that takes longer than this many seconds gets a line.
 _LONG_S = 15.0
 
 
@@ -25,7 +25,7 @@ class StartPhase:
     """One phase of the start of a server."""
 
     text: str
-    #: True for the last phase of a start: it serves.
+    #: Whether this is the last phase of a start, in which the server serves.
     ready: bool = False
 
 
@@ -36,15 +36,15 @@ class StartLimits:
     ready_s: float
     stalled_s: float
     stop_s: float
-    #: For a start that compiles. Less than `ready_s`: no more than that.
+    #: For a start that compiles. A value below `ready_s` means `ready_s`.
     cold_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class StartHooks:
-    """What a server calls while it starts, and asks when it has ended."""
+    """The callbacks of a server that starts."""
 
-    #: Called on each change of progress, and when something is amiss.
+    #: Called on each change of progress, and with each problem.
     notify: Callable[[StartPhase], None] = lambda _progress: None
     #: Returns the texts that its log must not show, beside its key.
     other_secrets: Callable[[], Collection[str]] = tuple
@@ -68,7 +68,7 @@ def ask_for_a_token(http: httpx.Client, served_name: str, *, within_s: float) ->
 
 
 class Activity:
-    """Log lines as they come, and for how long there was neither a line nor processor time.
+    """The new log lines of a server, and the seconds without a line and without processor time.
 
     Args:
         log: The log of the server.
@@ -113,9 +113,9 @@ class Activity:
 
 
 class ReadinessProbe(threading.Thread):
-    """Requests /health and then a token, in a thread: either request may hang for long.
+    """Requests /health and then a token, in a thread, because either request may hang for long.
 
-    /health says that the web server is up; a token says that the engine is.
+    /health shows that the web server runs; a token shows that the engine runs.
 
     Args:
         endpoint: The server.
@@ -173,7 +173,7 @@ class StartProgress:
         self._began = 0.0
 
     def __call__(self, name: str, progress: StartPhase) -> None:
-        """Note the phase of a server, and show it if a line is due.
+        """Store the phase of a server, and print it if a line is due.
 
         Args:
             name: The name of the configuration.

@@ -1,4 +1,4 @@
-"""The supervisor of a managed server, as the suite sees it.
+"""The suite's side of a server's supervisor.
 
 The supervisor is a process of its own (`sm121.engines.supervisor`). It writes a status file beside
 the server's log.
@@ -85,12 +85,12 @@ class Supervision:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the server was asked to end: by the suite, or by the suite's own end."""
+        """Whether the server was told to stop: by the suite, or because the suite ended."""
         return self._status().get("stopped_by") is not None
 
     @property
     def session(self) -> int | None:
-        """The session of the server: its main process begins one, and so gives it its pid."""
+        """The session of the server. Its id is the pid of the main process, which begins it."""
         pid = self._status().get("pid")
         return None if pid is None else int(pid)
 

@@ -5,7 +5,8 @@ politely and then firmly:
 
 - when the command has ended,
 - on SIGTERM,
-- at the end of its standard input, a pipe of the suite: even SIGKILL of the suite ends the server.
+- at the end of its standard input, a pipe from the suite, so that even a SIGKILL of the suite ends
+  the server.
 
 FOLDER and the tree's shared memory are removed at the end. It is a child subreaper (prctl(2)):
 orphans of the tree are reaped here, also in a container whose process 1 reaps nothing.
@@ -34,20 +35,20 @@ from sm121.engines.process_tree import OWNER, RUN_ID, become_subreaper, end, pid
 
 _POLL_S = 0.05
 _LOOK_EVERY_S = 2.0
-#: A small server is ready, and may lose a process, before `_LOOK_EVERY_S`. While it is young, its
-#: processes are read more often.
+#: A small server may be ready, and lose a process, before `_LOOK_EVERY_S` is over. Its processes
+#: are therefore read more often at first.
 _YOUNG_S = 10.0
 _LOOK_AT_THE_YOUNG_EVERY_S = 0.25
 #: The time between SIGTERM and SIGKILL for processes that outlive the main process: after a stop
 #: that was requested, and after an end of the main process.
 _POLITE_S = 2.0
 _POLITE_AFTER_END_S = 0.5
-#: The main process is waited for so long after SIGKILL.
+#: Seconds to wait for the end of the main process after SIGKILL.
 _KILLED_WITHIN_S = 10.0
 _END_OF_THE_SUITE = "end of the suite"
 #: The field ``exit_code`` of /proc/PID/stat (proc(5)), counted from the field after the state.
 _EXIT_CODE = 48
-#: Signals by which processes are ended on purpose.
+#: Signals that end processes on purpose.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
 
@@ -66,7 +67,7 @@ class _Processes:
     _ended_at: dict[int, float] = field(default_factory=dict)
 
     def watch(self, pid: int) -> None:
-        """Note the end of a process at once, before its parent has collected its status."""
+        """Watch for the end of a process, to record it before its parent collects its status."""
         if pid not in self._exits and pid not in self.watched.values():
             with contextlib.suppress(OSError):
                 self.watched[os.pidfd_open(pid)] = pid
@@ -76,7 +77,7 @@ class _Processes:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
         except OSError:
-            self.note_status(pid, None)  # its parent was faster, and does not say
+            self.note_status(pid, None)  # its parent has already collected the status
         else:
             state, *others = fields.split()
             status = None
@@ -91,7 +92,10 @@ class _Processes:
             self._exits[pid] = status
 
     def records(self, ending_s: float | None) -> list[dict[str, Any]]:
-        """Return the ended processes, by pid. `ending_s`: when we began to end the tree."""
+        """Return the ended processes, by pid.
+
+        `ending_s`: when the supervisor began to end the tree.
+        """
         records = []
         for pid, status in sorted(self._exits.items()):
             record = {
@@ -105,17 +109,17 @@ class _Processes:
         return records
 
     def _is_by_us(self, pid: int, status: int | None, ending_s: float | None) -> bool:
-        """Return whether our stop ended a process.
+        """Return whether the supervisor's stop ended a process.
 
-        An engine that is told to end kills its own workers; a process that crashes then was ended
-        by nobody.
+        An engine that is told to stop kills its own workers, so these ends count as caused by the
+        stop; a crash does not.
         """
         crashed = status is not None and status < 0 and -status not in _ENDING
         return ending_s is not None and self._ended_at[pid] >= ending_s and not crashed
 
 
 class _Supervisor:
-    """Runs a server, writes down how its processes end, and ends what is left."""
+    """Runs a server, records how its processes end, and ends the remaining ones."""
 
     def __init__(self, command: list[str], status: Path, scratch: Path, grace_s: float) -> None:
         self._command = command
@@ -129,24 +133,24 @@ class _Supervisor:
         self._began = time.monotonic()
         self._next_look = 0.0
         self._processes = _Processes()
-        #: When we began to end the tree (``time.monotonic``); None before.
+        #: When the supervisor began to end the tree (``time.monotonic``); None before.
         self._ending_s: float | None = None
         self._could_not_write = False
-        #: The next run in this folder waits until it is released, by our end.
+        #: A lock on the folder. The next run in this folder waits for it until this process ends.
         self._lock: IO[str] | None = None
 
     def run(self) -> int:
         become_subreaper()
-        with contextlib.suppress(OSError):  # it cannot be written: nobody takes it
+        with contextlib.suppress(OSError):  # the folder cannot be written, so no other run uses it
             self._lock = lock_file.open_lock(self._status.parent / lock_file.SERVERS)
             lock_file.try_lock(self._lock, fcntl.LOCK_SH)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the suite handles Ctrl-C
         signal.signal(signal.SIGTERM, self._on_sigterm)
         server = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
         self._main_pid = server.pid
         try:
             self._watch_over_it()
-        finally:  # no process of the server may be left, whatever went wrong here
+        finally:  # end all processes of the server, whatever error occurred above
             self._ending_s = self._ending_s or time.monotonic()
             polite_s = _POLITE_S if self._stop_requested else _POLITE_AFTER_END_S
             killed = end(self._tree, polite_s=polite_s)
@@ -176,7 +180,7 @@ class _Supervisor:
         self._report()
 
     def _stop(self) -> None:
-        """Send signals to the main process alone, so that it can end its own children in order."""
+        """Send signals to the main process only, so that it can end its own children in order."""
         _say(f"stopping the server: {self._stop_requested}")
         self._ending_s = time.monotonic()
         if not self._signal_main(signal.SIGTERM, self._grace_s):
@@ -184,7 +188,7 @@ class _Supervisor:
 
     def _signal_main(self, number: signal.Signals, patience_s: float) -> bool:
         """Send a signal to the main process, and return whether it has ended in time."""
-        with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
+        with contextlib.suppress(ProcessLookupError):  # it has just ended; `_reap` collects it
             os.kill(self._main_pid, number)
         return until(self._reap, patience_s, every_s=_POLL_S)
 
@@ -194,7 +198,7 @@ class _Supervisor:
         return psutil.Process().children(recursive=True)
 
     def _note_segments(self) -> None:
-        """Remember the shared memory that the tree maps: its names are lost with the processes."""
+        """Store the names of the tree's shared memory, which are unknown after its end."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -264,7 +268,7 @@ class _Supervisor:
         }
         try:
             files.write_text(json.dumps(content), self._status)
-        except OSError as error:  # a full disk: the server is watched, and ended, all the same
+        except OSError as error:  # the disk is full; continue to watch and end the server
             if not self._could_not_write:
                 _say(f"{self._status}: cannot be written: {error.strerror or error}")
             self._could_not_write = True
@@ -275,7 +279,7 @@ def _segments_of(pid: int) -> set[Path]:
     try:
         maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
     except OSError:
-        return set()  # it has ended, or is not ours to read
+        return set()  # it has ended, or this process may not read it
     segments = set()
     for line in maps.splitlines():
         name = line.partition(f"{_SHARED_MEMORY}/")[2]

