@@ -38,7 +38,9 @@ def test_imports_come_from_where_they_should(conformance, configurations, profil
         (engine, "flashinfer"),
         configurations.environment(configuration),
     )
-    require(imported.origins[engine], f"{configuration.python} can import {engine}", "it cannot")
+    require(
+        imported.origins[engine], f"{configuration.python} to import {engine}", "no such module"
+    )
     wrong = interpreter.misplaced(imported, profile.engine.checkouts)
     assert not wrong, "; ".join(wrong)
 
@@ -60,10 +62,10 @@ def test_stop_leaves_nothing_behind(servers, profile):
     report = servers.stop()
     survivors = [str(survivor) for survivor in report.survivors]
     require(not survivors, "no process", survivors)
-    require(report.port_free, "the port is free", "something listens on it")
+    require(report.port_free, "a free port", "a process that listens on it")
     require(
         report.memory.missing_bytes == 0,
-        "all memory that no living process holds is free again",
+        "all memory that no living process holds to be free again",
         "missing",
         value=report.memory.missing_bytes / 2**30,
         unit="GiB",
@@ -79,7 +81,7 @@ def test_server_is_ready_in_time(server, profile):
     if server.startup_s > limit and server.why_cold:
         raise Inconclusive(server.why_cold)
     startup_s = server.startup_s
-    require(startup_s <= limit, "ready in", value=startup_s, limit=limit, unit="s")
+    require(startup_s <= limit, "ready within", value=startup_s, limit=limit, unit="s")
 
 
 def test_version_is_known(conformance, server):

@@ -114,7 +114,7 @@ def main() -> None:
             verdicts = {name: tests.get(name, "not there") for name in case.required}
             print(f"{case.name}: {verdicts}, {result['seconds']:.0f} s", flush=True)
             wrong += [
-                f"{case.name}: required: {name} {' or '.join(required)}, seen: {verdicts[name]}"
+                f"{case.name}: expected {name} {' or '.join(required)}, got {verdicts[name]}"
                 for name, required in case.required.items()
                 if verdicts[name] not in required
             ]

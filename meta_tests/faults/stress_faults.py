@@ -275,7 +275,7 @@ def _judge(
         wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
         soak = json.loads((report / "soak.json").read_text("utf-8"))
         if status != 2 or soak["state"] != "an interrupt" or not soak["requests"]:
-            wrong.append(f"required status 2 and a report, seen {status}, {soak}")
+            wrong.append(f"expected status 2 and a report, got {status}, {soak}")
         return wrong
     if not case.kind:
         wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
@@ -287,9 +287,9 @@ def _judge(
     wrong = []
     kinds = [crash["kind"] for crash in crashes]
     if kinds[0] != case.kind:
-        wrong.append(f"required class {case.kind}, seen {kinds}: {crashes[0]['summary']}")
+        wrong.append(f"expected class {case.kind}, got {kinds}: {crashes[0]['summary']}")
     if case.special != "kill" and status in (0, 5):
-        wrong.append(f"required a run that is not green, seen status {status}")
+        wrong.append(f"expected a run that is not green, got status {status}")
     if not crashes[0].get("owner"):
         wrong.append("no owner")
     bundle = report / crashes[0]["bundle"] if crashes[0].get("bundle") else None
@@ -303,7 +303,7 @@ def _judge(
         wrong += [f"parts without a reason: {silent}"] if silent else []
         wrong += _without_stacks(bundle) if case.kind == "hang" else []
         if case.says and case.says not in json.dumps(index):
-            wrong.append(f"required {case.says!r} in the bundle, seen {index['summary']!r}")
+            wrong.append(f"expected {case.says!r} in the bundle, got {index['summary']!r}")
     if case.special != "kill" and output.count("] crash: ") < 1:
         wrong.append("no line in the terminal")
     return wrong

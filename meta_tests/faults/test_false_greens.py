@@ -67,6 +67,6 @@ def test_it_is_not_green_and_its_clean_twin_is(case, kit):
         "item": case.item, "name": case.name, "green": fault.green, "verdict": fault.verdict,
         "said": fault.text, "clean": clean.green,
     })  # fmt: skip
-    assert not fault.green, f"required: not green, seen: {fault}"
-    assert case.expected in fault.text, f"required: it says {case.expected!r}, seen: {fault}"
-    assert clean.green, f"required: the clean twin passes, seen: {clean}"
+    assert not fault.green, f"expected a run that is not green, got {fault}"
+    assert case.expected in fault.text, f"expected {case.expected!r} in the text, got {fault}"
+    assert clean.green, f"expected a green clean twin, got {clean}"

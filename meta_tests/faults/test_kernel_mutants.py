@@ -58,7 +58,7 @@ def _seldom(mutant) -> bool:
     "broken", [pytest.param(m, marks=[pytest.mark.slow] * _seldom(m), id=m.name) for m in EVERY]
 )
 def test_a_wrong_kernel_is_noticed(broken):
-    assert kernel_mutants.kill(broken), "required: some check notices, seen: none does"
+    assert kernel_mutants.kill(broken), "expected a check that notices it, got none"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_wrong_kernel_that_rounds_each_expert_is_noticed(broken):
     provider = broken.make()
     provider.rounds_each_expert = True
     kills = (kernel_mutants.first_kill(provider, group) for group in broken.groups)
-    assert any(kills), "required: some check notices, seen: none does"
+    assert any(kills), "expected a check that notices it, got none"
 
 
 def test_the_largest_of_many_errors_is_held_against_rounding(monkeypatch):
@@ -108,7 +108,7 @@ def test_a_wrong_block_scale_is_noticed_of_one_that_rounds_each_expert(case):
             w1, w2 = (w1, (w2[0], scales)) if case == "down" else ((w1[0], scales), w2)
             return super().fused_moe(x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
 
-    assert checks.check(Wrong(), problems.build(chosen)), "required: the wrong scale is detected"
+    assert checks.check(Wrong(), problems.build(chosen)), "expected a fact for the wrong scale"
 
 
 def test_the_published_table_is_of_these_mutants():
@@ -163,7 +163,7 @@ def test_what_the_second_run_alone_does_wrong_is_noticed(change):
             return (getattr(shares, change[0])(change[1]) if next(self.calls) else shares), ids
 
     case = next(case for case in cases.GROUPS["routing"] if case.tokens > 1)
-    assert checks.check(Second(), problems.build(case)), "required: detected, seen: passes"
+    assert checks.check(Second(), problems.build(case)), "expected a fact, got none"
 
 
 class Seldom(TorchProvider):

@@ -62,14 +62,14 @@ def outcome(status: int, *tests: tuple[str, str, str]) -> Outcome:
 )
 def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
     assert not survived.killed
-    killed = outcome(1, ("test_a", "FAIL", "required: this, seen: that"))
+    killed = outcome(1, ("test_a", "FAIL", "expected this, got that"))
     assert killed.killed
     text = table([killed, survived], outcome(0, ("test_a", "PASS", "")), 60.0)
     assert "1 of 2 faults were killed" in text and "**no**" in text
 
 
 def test_a_failure_of_the_proxy_itself_is_no_kill():
-    failed = ("test_a", "FAIL", "required: 200, seen: RemoteProtocolError")
+    failed = ("test_a", "FAIL", "expected 200, got RemoteProtocolError")
     assert not dataclasses.replace(outcome(1, failed), proxy_error="TypeError: no function").killed
 
 

@@ -111,7 +111,7 @@ def test_another_rounding_than_promised_is_noticed(judged, name):
         assert failures, f"survives in {dtype}"
         assert all(formats_of(FAULTS[name]) in failure for failure in failures)
         if dtype == "float32" and "names" in FAULTS[name]:
-            assert re.search(r"seen: \S+ (\S+)", failures[-1])[1].startswith(FAULTS[name]["names"])
+            assert re.search(r"got \S+ (\S+)", failures[-1])[1].startswith(FAULTS[name]["names"])
 
 
 def test_the_twin_of_the_canary_holds_what_the_rule_makes(checkpoints, tmp_path):

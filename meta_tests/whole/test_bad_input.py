@@ -152,7 +152,7 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
             ("--depths=99999999",), "--depths 99999999: expected at most 3968 tokens", id="deep"
         ),
         pytest.param(("--tg=99999",), "--tg 99999: expected at most 4096 tokens", id="long"),
-        pytest.param(("--ab", "", ""), "--ab '' '': expected two configurations", id="A is B"),
+        pytest.param(("--ab", "", ""), "--ab '' '': expected two different", id="A is B"),
         pytest.param(
             ("--depth", "0", "4096"),
             "--depth 0 4096: expected a list with commas instead of spaces, such as --depth "

@@ -238,7 +238,7 @@ def test_one_line_says_which_server_was_expected(run_pytest, arguments, expected
 @pytest.mark.parametrize("name", ["gb10", "GB10", "sm121"])
 def test_the_chip_s_name_is_one_of_its_architecture(run_pytest, name):
     status, run = run_pytest("--arch", name, TEST)
-    assert status == 5 and "NOT_RUN: sm121 was asked for" in run.output, run.output
+    assert status == 5 and "NOT_RUN: sm121 was requested" in run.output, run.output
     assert run.verdict["arch"] == "sm121"
 
 
@@ -246,7 +246,9 @@ def test_the_chip_s_name_is_one_of_its_architecture(run_pytest, name):
 def test_another_engine_of_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     """A run of the whole suite also collects the matrix, which must not refuse the run."""
     status, run = run_pytest("--arch", "sm121", "--engine", "sglang", TEST, *arguments)
-    assert status == 5 and "NOT_RUN: sm121 was asked for, this machine is" in run.output, run.output
+    assert status == 5 and "NOT_RUN: sm121 was requested, but this machine is" in run.output, (
+        run.output
+    )
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda", "gpu", "cuda:x"])
@@ -281,13 +283,13 @@ def test_a_device_that_is_here_is_taken(monkeypatch):
         pytest.param(
             "none",
             ("--served-model-name", "gpt-oss-120b"),
-            "it serves canary",
+            "got one of canary",
             id="another name",
         ),
         pytest.param(
             "none",
             ("--model", "gpt-oss-120b"),
-            "it serves canary; name one with --model",
+            "got one of canary; name one with --model",
             id="another model name",
         ),
         pytest.param("none", ("--api-key", "wrong"), "401", id="a wrong key"),
@@ -301,7 +303,7 @@ def test_a_device_that_is_here_is_taken(monkeypatch):
         pytest.param(
             "another-model",
             (),
-            "expected a server of 'canary', it serves llama-3-8b",
+            "expected a server of 'canary', got one of llama-3-8b",
             id="another model",
         ),
     ],
@@ -318,7 +320,7 @@ def test_the_only_model_of_a_server_needs_no_name_where_it_is_the_profile_s(faul
     probe = functools.partial(attach, server.base_url, api_key=server.key, log=None)
     attached = probe(served_name=None, default_name="canary")
     assert attached.endpoint.served_name == "openai/canary"
-    with pytest.raises(UsageError, match="serves openai/canary; name one with --model"):
+    with pytest.raises(UsageError, match="got one of openai/canary; name one with --model"):
         probe(served_name="canary", default_name="canary")
 
 

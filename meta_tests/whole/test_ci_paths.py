@@ -336,7 +336,7 @@ def _first_push_is_trusted_by_hand(runner: Runner) -> None:
     command = re.search(_TRUST, text)
     assert command is not None and command[0] in text.partition("# SM121")[0]
     status, output = runner.shell(command[0], {}, runner.suite)
-    assert status == 0 and "known from now on" in output and _trusted(runner) == 1, output
+    assert status == 0 and "known failure from now on" in output and _trusted(runner) == 1, output
 
 
 def _better_push_is_stored_and_trusted(runner: Runner) -> None:

@@ -139,7 +139,7 @@ def test_what_clears_its_limit_passes_with_its_numbers_at_the_end(project):
 def test_what_misses_its_limit_fails_with_value_interval_and_limit(project):
     ended = project.run(level="50")
     assert ended.status == 1, ended.output
-    assert "Unmet: tg32@d0: required: at least 52 tok/s, seen: 50 tok/s (49.85 to" in ended.output
+    assert "Unmet: tg32@d0: expected at least 52 tok/s, got 50 tok/s (49.85 to" in ended.output
     assert ended.row("tg32@d0").endswith("FAIL") and ended.row("ttft").endswith("PASS")
 
 
@@ -147,7 +147,7 @@ def test_too_few_rounds_are_undecided_and_say_how_many_it_takes(project):
     project.replace("decode_rates(rounds=40)", "decode_rates(rounds=5)")
     ended = project.run()
     assert ended.status == 1, ended.output
-    assert "Inconclusive: tg32@d0: required: at least 52 tok/s, seen: 59.95 tok/s" in ended.output
+    assert "Inconclusive: tg32@d0: expected at least 52 tok/s, got 59.95 tok/s" in ended.output
     assert "measure at least 20 rounds" in ended.output
     assert ended.row("tg32@d0").endswith("INCONCLUSIVE")
 
@@ -187,7 +187,7 @@ def test_a_rerun_tells_the_first_failure_and_does_not_measure_until_it_passes(pr
     )
     ended = project.run("-k", "decoding", level="50")
     assert ended.status == 1, ended.output
-    assert "Unmet: tg32@d0: required: at least 52 tok/s, seen: 50 tok/s (49.85 to" in ended.output
+    assert "Unmet: tg32@d0: expected at least 52 tok/s, got 50 tok/s (49.85 to" in ended.output
     assert "a rerun does not count" in ended.output
     assert ended.row("tg32@d0").endswith("FAIL")
 
@@ -241,7 +241,7 @@ def test_the_same_again_passes_and_ten_percent_slower_fails(stored, options):
     assert same.row("tg32@d0").endswith("PASS (0.0 % better than 0001)")
     slower = stored.run(*options, level=SLOWER)
     assert slower.status == 1, slower.output
-    assert "tg32@d0: required: worse than 0001 by at most 5 %, seen: 10 %" in slower.output
+    assert "tg32@d0: expected a loss against 0001 of at most 5 %, got 10 %" in slower.output
     assert slower.row("tg32@d0").endswith("FAIL (10.0 % worse than 0001)")
     assert slower.row("ttft").endswith("FAIL (11.1 % worse than 0001)")
 
@@ -275,7 +275,7 @@ def test_a_run_of_some_tests_hides_no_other_metric(stored):
     """The latest stored run has only one of two metrics."""
     assert stored.run(SAVE, "-k", "first_token").status == 0
     slower = stored.run(COMPARE, level=SLOWER)
-    assert "tg32@d0: required: worse than 0001" in slower.output, slower.output
+    assert "tg32@d0: expected a loss against 0001" in slower.output, slower.output
     stored.replace('gate("tg32@d0"', 'gate("tg32"')
     gone = stored.run(COMPARE)
     assert gone.status == 1 and "FAIL: tg32@d0 was measured in 0001" in gone.output, gone.output
@@ -445,7 +445,7 @@ def test_the_suite_in_the_same_run_judges_nothing_twice(stored):
     assert stored.run(SAVE).status == 0
     ended = stored.run(COMPARE, level=SLOWER)
     assert ended.status == 1 and ended.row("tg32@d0").endswith("worse than 0002)"), ended.output
-    assert ended.output.count("by at most 5 %, seen: 10 %") == 1, ended.output
+    assert ended.output.count("of at most 5 %, got 10 %") == 1, ended.output
 
 
 def test_a_fixture_of_theirs_of_that_name_is_theirs(project):

@@ -19,7 +19,7 @@ from meta_tests.folders import META, ROOT
 PROJECT = META / "whole" / "downstream_gpu_arch"
 #: The output of `-rs` on a machine without a GPU.
 NEEDS = "needs sm121; this machine is cpu: torch"
-NOT_RUN = "NOT_RUN: sm121 was asked for; this machine is cpu: torch"
+NOT_RUN = "NOT_RUN: sm121 was requested; this machine is cpu: torch"
 SUITE_IN_INI = "[pytest]\nsm121 = true\n"
 
 
@@ -115,7 +115,7 @@ def test_an_architecture_that_is_not_here_ends_with_5_and_one_line(run, argument
 def test_an_architecture_that_no_test_names_ends_with_5_and_one_line(run):
     done = run("-m", "sm90")
     assert done.returncode == 5, done.stdout
-    assert "NOT_RUN: sm90 was asked for; this machine is cpu" in done.stdout
+    assert "NOT_RUN: sm90 was requested; this machine is cpu" in done.stdout
 
 
 def test_what_is_here_runs_and_keeps_the_status(run):

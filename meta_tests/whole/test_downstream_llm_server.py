@@ -240,7 +240,7 @@ def test_a_password_in_the_address_is_one_line(project):
     done = run(project, f"--base-url=http://me:{SECRET}@127.0.0.1:9")
     (line,) = done.stderr.strip().splitlines()
     assert done.returncode == 4 and SECRET not in done.stdout + done.stderr
-    assert line.endswith("give the server's key by the variable OPENAI_API_KEY"), line
+    assert line.endswith("Give the key in the variable OPENAI_API_KEY"), line
 
 
 @pytest.mark.slow("refused as an option in a folder below is")

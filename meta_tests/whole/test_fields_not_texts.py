@@ -35,7 +35,7 @@ def test_a_contradiction_is_the_same_whichever_line_shows_it(log):
     known = contradictions(log, "B", "INFO 10:00 uses B")
     assert contradictions(log, "B", "INFO 10:05 uses B, by another line") == known
     assert contradictions(log, "C", "INFO 10:00 uses B") != known
-    assert str(known[0]) == "attention: required A, seen B (INFO 10:00 uses B)"
+    assert str(known[0]) == "attention: expected A, got B (INFO 10:00 uses B)"
 
 
 def test_a_value_with_a_comma_has_its_own_line_as_evidence():

@@ -66,14 +66,12 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
         "verdict": verdict["verdict"], "said": text.partition("\n")[0],
         "seconds": round(time.monotonic() - began), "asked": " ".join(case.arguments),
     })  # fmt: skip
-    assert re.fullmatch(case.verdict, verdict["verdict"]), (
-        f"required: {case.verdict}\n{done.stdout}"
-    )
+    assert re.fullmatch(case.verdict, verdict["verdict"]), f"expected {case.verdict}\n{done.stdout}"
     failed = [test["id"] for test in verdict["tests"] if test["verdict"] not in ("PASS", "NOT_RUN")]
     others = [name for name in failed if case.alone and not re.fullmatch(case.alone, name)]
-    assert not others, f"required: {case.alone} alone, seen: {others}\n{text}"
+    assert not others, f"expected {case.alone} alone, got {others}\n{text}"
     missing = [word for word in case.says if not re.search(word, text)]
-    assert not missing, f"required: {missing} in what is said, seen:\n{text}"
+    assert not missing, f"expected {missing} in the text, got:\n{text}"
     assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{text}"
 
 
@@ -164,4 +162,4 @@ def test_libraries_without_code_for_gb10(tmp_path: Path):
     box.build()
     done = box.run("tests/test_kernel.py::test_engine_has_code_for_this_gpu")
     assert done.returncode == 1, done.stdout
-    assert "machine code that runs on sm_121, seen: sm_90a" in _said(box.verdict)
+    assert "machine code that runs on sm_121, got sm_90a" in _said(box.verdict)

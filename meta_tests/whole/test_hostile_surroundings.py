@@ -158,7 +158,7 @@ def test_every_answer_has_a_bound(serve, answer, says):
     finally:
         tracemalloc.stop()
     assert says in str(caught.value)
-    assert peak < 48 << 20, f"required: less than 48 MiB, seen: {peak >> 20}"
+    assert peak < 48 << 20, f"expected less than 48 MiB, got {peak >> 20}"
     with (
         endpoint.openai(timeout_s=timeout_s) as client,
         pytest.raises(openai.APIConnectionError) as caught,
@@ -272,7 +272,7 @@ def test_what_is_no_number_is_unknown_and_said(no_number):
     assert "running" not in delta
     assert "generated" not in delta, "what was there before is not known"
     remarks = "\n".join(findings.unproven)
-    assert "other clients: /metrics says no number of the requests that are running" in remarks
+    assert "other clients: /metrics has no number of running" in remarks
     assert "no number of generated tokens" in remarks
     assert metrics.total(text, "vllm:prefix_cache_hits_total") is None
 

@@ -83,5 +83,5 @@ def test_a_profile_that_requires_a_decode_kernel_judges_the_path(
     path = box.verdict["engine"]["path"]
     assert path["attention_decode"] == ("xqa" if verdict == "PASS" else "flashinfer-native")
     if verdict == "FAIL":
-        assert "attention_decode: required xqa, seen flashinfer-native" in done.stdout
+        assert "attention_decode: expected xqa, got flashinfer-native" in done.stdout
         assert "decode_backend=flashinfer-native" in box.verdict["tests"][0]["message"]

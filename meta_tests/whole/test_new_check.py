@@ -61,7 +61,7 @@ def test_the_check_passes_and_then_fails_on_its_fault(tree, tmp_path):
     clean, broken = (json.loads(line)["tests"] for line in output.splitlines())
     assert [verdict for _, verdict, _ in clean] == ["PASS"]
     ((_, verdict, message),) = broken
-    assert verdict == "FAIL" and "required: an id that begins with cmpl-" in message
+    assert verdict == "FAIL" and "expected an id that begins with cmpl-" in message
 
 
 @pytest.mark.slow("the pages are made anew")

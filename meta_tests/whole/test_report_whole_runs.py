@@ -31,7 +31,7 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
     assert step.read_text().startswith("before\n# SM121 conformance: FAIL")
     closing = run.output[run.output.index("= sm121 conformance =") :]
     assert len(closing.splitlines()) < 24, "the first failure is read without scrolling"
-    for part in ("seen: a secret [redacted]", "run again: python -m pytest", "report.html"):
+    for part in ("got a secret [redacted]", "run again: python -m pytest", "report.html"):
         assert part in closing
     (failure,) = details.read(run.report).failures
     assert failure.id == f"{SCENARIOS}::test_fail"

@@ -144,7 +144,7 @@ def killed(runs, tmp_path):
         pytest.param(("--plan", "quick"), "its tests or settings differ", id="another plan"),
         pytest.param(
             ("-k", "not stress"),
-            "19 tests, now 17",
+            "19 tests, but now 17",
             id="other tests",
             marks=pytest.mark.slow("compared as another plan is"),
         ),

@@ -48,14 +48,14 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     # pytest, supervisor, API server, resource tracker, engine core, worker
     assert len(run.processes) >= 6, f"the tree was seen while it lived: {run.processes}"
     processes = run.left()
-    assert not processes, f"required: no process, seen: {processes}"
+    assert not processes, f"expected no process, got {processes}"
     port = int(re.findall(r"ready after .* on port (\d+)", run.output)[0])
-    assert ports.is_free(port), f"required: port {port} is free"
+    assert ports.is_free(port), f"expected a free port {port}"
     segments = stress_faults.segments() - run.segments_before
-    assert not segments, f"required: no shared memory, seen: {segments}"
-    assert not list(run.temporary.glob("sm121-*")), "required: no temporary files of the server"
+    assert not segments, f"expected no shared memory, got {segments}"
+    assert not list(run.temporary.glob("sm121-*")), "expected no temporary files of the server"
     lost = memory_before.returned(Memory.now()).missing_bytes
-    assert not lost, f"required: the memory is back, missing {lost / GIB:.1f} GiB"
+    assert not lost, f"expected all memory free again, missing {lost / GIB:.1f} GiB"
 
 
 @pytest.mark.parametrize(

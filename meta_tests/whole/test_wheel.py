@@ -234,7 +234,7 @@ def test_the_wheel_selects_and_skips_in_another_project(offline, theirs):
     everything = run(0)
     assert "2 passed, 2 skipped" in everything and "needs sm121; " in everything
     assert "NOT_RUN" not in everything
-    assert "NOT_RUN: sm121 was asked for" in run(5, "-m", "sm121")
+    assert "NOT_RUN: sm121 was requested" in run(5, "-m", "sm121")
 
 
 @pytest.mark.slow("three runs in the environment with the wheel; the project's own test has more")
@@ -299,7 +299,7 @@ def test_a_project_with_all_plugins_has_them_of_the_wheel(
     run = theirs(beside_vllm, "downstream_all", VLLM_CPU_KVCACHE_SPACE="1")
     real_vllm(canary_bf16, tmp_path / "theirs")
     here = ("--arch", "cpu")
-    assert "NOT_RUN: sm121 was asked for" in run(5, "-m", "sm121", "--arch", "sm121")
+    assert "NOT_RUN: sm121 was requested" in run(5, "-m", "sm121", "--arch", "sm121")
     first = run(0, *here, "--benchmark-autosave")
     assert "2 passed, 1 skipped" in first and "needs sm121; " in first
     assert re.search(r"^tg16 .* tok/s .* at least 1 +PASS$", first, re.M)

@@ -57,19 +57,19 @@ def test_the_builds_own_log_is_as_its_configuration_says(tmp_path):
         pytest.param(
             EAGER,
             UNFUSED,
-            "cuda_graphs: required True, seen False",
-            id="EAGER, UNFUSED, cuda_graphs: required True, seen False",
+            "cuda_graphs: expected True, got False",
+            id="EAGER, UNFUSED, cuda_graphs: expected True, got False",
         ),
         pytest.param(
             (("kv_cache_dtype=fp8", "kv_cache_dtype=fp8_e5m2"),),
             UNFUSED,
-            "kv_cache_dtype: required fp8 or fp8_e4m3, seen fp8_e5m2",
+            "kv_cache_dtype: expected fp8 or fp8_e4m3, got fp8_e5m2",
             id="kv_cache_dtype=fp8 kv_cache_dtype=fp8_e5m2, UNFUSED",
         ),
         pytest.param(
             (("dtype=torch.bfloat16", "dtype=torch.float16"),),
             UNFUSED,
-            "dtype: required bfloat16, seen float16",
+            "dtype: expected bfloat16, got float16",
             id="dtype=torch.bfloat16 dtype=torch.float16, UNFUSED",
         ),
         pytest.param(
@@ -80,49 +80,49 @@ def test_the_builds_own_log_is_as_its_configuration_says(tmp_path):
                 ),
             ),
             UNFUSED,
-            "speculative: required none, seen eagle3",
+            "speculative: expected none, got eagle3",
             id="speculative_config=None",
         ),
         pytest.param(
             (("enable_prefix_caching=True", "enable_prefix_caching=False"),),
             UNFUSED,
-            "prefix_caching: required True, seen False",
+            "prefix_caching: expected True, got False",
             id="enable_prefix_caching=True enable_prefix_caching=False",
         ),
         pytest.param(
             CONTEXT,
             UNFUSED,
-            "context: required 131072, seen 999",
-            id="CONTEXT, UNFUSED, context: required 131072, seen 999",
+            "context: expected 131072, got 999",
+            id="CONTEXT, UNFUSED, context: expected 131072, got 999",
         ),
         pytest.param(
             BF16_KV,
             UNFUSED,
-            "must not see ' kv_cache_dtype=auto",
-            id="BF16_KV, UNFUSED, must not see ' kv_cache_dtype=auto",
+            "expected no line ' kv_cache_dtype=auto",
+            id="BF16_KV, UNFUSED, expected no line ' kv_cache_dtype=auto",
         ),
         pytest.param(
             (("quantization=mxfp4", "quantization=None"),),
             UNFUSED,
-            "quantization: required mxfp4, seen none",
+            "quantization: expected mxfp4, got none",
             id="quantization=mxfp4 quantization=None, UNFUSED",
         ),
         pytest.param(
             (("Using backend: CUTLASS", "Using backend: MARLIN"),),
             UNFUSED,
-            "moe: required FLASHINFER_CUTLASS_MXFP4_MXFP8, seen MARLIN",
+            "moe: expected FLASHINFER_CUTLASS_MXFP4_MXFP8, got MARLIN",
             id="Using backend: CUTLASS Using backend: MARLIN, UNFUSED",
         ),
         pytest.param(
             tuple(without(UNFUSED, "lm_head quantized")),
             UNFUSED,
-            "must see .*lm_head quantized",
-            id="without UNFUSED lm_head quantized, UNFUSED, must see",
+            "expected a line .*lm_head quantized",
+            id="without UNFUSED lm_head quantized, UNFUSED, expected a line",
         ),
         pytest.param(
             (),
             "fused_0804_clean.log",
-            "moe_variant: required unfused, seen fused",
+            "moe_variant: expected unfused, got fused",
             id="fused_0804_clean.log, moe_variant: required unfused",
         ),
     ],
@@ -178,4 +178,4 @@ def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
         arguments = ("--kv-cache-dtype", called)
         named = judged(tmp_path, *changes, configuration="stock", arguments=arguments)
         assert not [text for text in named if text.startswith("kv_cache_dtype")]
-    assert any("seen fp8 and bfloat16" in text for text in judged(tmp_path, with_line("bfloat16")))
+    assert any("got fp8 and bfloat16" in text for text in judged(tmp_path, with_line("bfloat16")))

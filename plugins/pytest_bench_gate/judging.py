@@ -214,7 +214,7 @@ def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: flo
     """
     if (stored.unit, stored.higher_is_better) != (metric.unit, metric.higher_is_better):
         here = history.kind(metric.unit, metric.higher_is_better)
-        fact = Fact(f"what {stored.run} has ({stored.kind})", here, metric.metric)
+        fact = Fact(f"the unit and direction of {stored.run} ({stored.kind})", here, metric.metric)
         return Comparison(stored.run, Verdict.INCONCLUSIVE, None, fact)
     ends = sorted((stored.ci_low, stored.ci_high), reverse=metric.higher_is_better)
     strict, lenient = (_limit_from(end, metric, allowed) for end in ends)
@@ -238,7 +238,7 @@ def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: flo
     here = f"{number(value)} {metric.unit}, {_interval(metric.estimate)}"
     there = f"{number(stored.value)}, {number(stored.ci_low)} to {number(stored.ci_high)}"
     fact = Fact(
-        f"worse than {stored.run} by at most",
+        f"a loss against {stored.run} of at most",
         about=metric.metric,
         value=round(100.0 * worse, 2),
         limit=100.0 * allowed,

@@ -78,7 +78,7 @@ def refuse(config: pytest.Config) -> None:
     if not is_compared(config):
         if config.getoption("benchmark_compare_fail", None):
             raise pytest.UsageError(
-                f"{_FAIL}: expected {OPTION} beside it, which says what to compare with. Add it"
+                f"{_FAIL}: expected {OPTION} with it, which names the stored run. Add it"
             )
         return
     why = why_not_run(config)

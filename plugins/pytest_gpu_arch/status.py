@@ -80,5 +80,5 @@ def _not_run(chosen: Target, *, has_run: bool) -> str | None:
         return f"NOT_RUN: {chosen.obstacle}. Run the tests on a machine with {machine}"
     if not has_run:
         asked = names.listed(chosen.asked)
-        return f"NOT_RUN: {asked} was asked for and no test ran. -rs shows what was skipped and why"
+        return f"NOT_RUN: {asked} was requested, but no test ran. -rs shows the reasons"
     return None

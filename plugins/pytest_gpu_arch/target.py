@@ -43,7 +43,7 @@ class Target:
         """Why no test can run on the requested architecture; None if it is available."""
         if not self.missing:
             return None
-        return f"{names.listed(self.missing)} was asked for; {self.where}"
+        return f"{names.listed(self.missing)} was requested; {self.where}"
 
 
 KNOWN = pytest.StashKey[Known]()

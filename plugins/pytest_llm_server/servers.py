@@ -297,7 +297,7 @@ def _left(report: StopReport) -> str:
     if report.memory.missing_bytes:
         left.append(str(report.memory))
     if report.crash is not None:
-        left.append(f"it died of {report.crash} when it was asked to end")
+        left.append(f"it died of {report.crash} during the stop")
     return f"the server did not stop cleanly: {'; '.join(left)}. Log: {report.log}"
 
 

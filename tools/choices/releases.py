@@ -54,7 +54,7 @@ def published(since: Version, distribution: str = "vllm") -> list[Version]:
     listed = re.search(r"Available versions: (.*)", text)
     if listed is None:
         raise SystemExit(
-            f"pip index versions {distribution}: expected a list of versions, seen {text!r}"
+            f"pip index versions {distribution}: expected a list of versions, got {text!r}"
         )
     return sorted(v for v in map(Version, listed[1].split(", ")) if v >= since)
 

@@ -19,7 +19,7 @@ _WORDS = {
     "checkpoint": "the checkpoint is not whole",
     "vocabulary": "harmony's vocabulary is missing",
     "hang": "nothing moves any more",
-    "nccl": "the ranks cannot talk to one another",
+    "nccl": "the ranks cannot communicate",
     "garbage_output": "the output is garbage",
     "engine_dead": "the engine is dead",
     "port": "the port is taken",

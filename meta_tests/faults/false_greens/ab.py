@@ -294,7 +294,7 @@ CASES = [
             ["", "--moe-backend triton"], {"A": [{"moe": "EMULATION"}], "B": [{"moe": "TRITON"}]}
         ),
         clean=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{"moe": "TRITON"}]}),
-        expected="moe: required MARLIN or TRITON, seen EMULATION",
+        expected="moe: expected MARLIN or TRITON, got EMULATION",
     ),
     Case(
         item="10 B that ran something else",

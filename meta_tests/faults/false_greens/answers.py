@@ -168,7 +168,7 @@ def _case(
 
 
 CASES = [
-    _case("one token of 24 in a batch", _in_a_batch(_cut), expected="seen: 1 ids"),
+    _case("one token of 24 in a batch", _in_a_batch(_cut), expected="got 1 ids"),
     _case(
         "the ids and the text of another request",
         _in_a_batch(_others_ids_and_text),
@@ -219,7 +219,7 @@ CASES = [
     _case(
         "a recording of cut answers agrees with itself",
         _always(_cut),
-        expected="seen: 1 ids",
+        expected="got 1 ids",
         check=_against_itself,
     ),
 ]

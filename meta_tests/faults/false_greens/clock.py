@@ -42,7 +42,7 @@ def judged(kit: Kit, *options: str, rate: float, tokens: int = 32, **texts: bool
     if rate_of_server.invalid:
         return Outcome("INVALID", "; ".join(map(str, rate_of_server.invalid)))
     value = median(rate_of_server.samples)
-    text = f"{rate_of_server.name}: {value:.4g} tok/s, required: {MINIMUM:g}"
+    text = f"{rate_of_server.name}: {value:.4g} tok/s, expected {MINIMUM:g}"
     return Outcome("PASS" if value >= MINIMUM else "FAIL", text)
 
 
@@ -59,7 +59,7 @@ def waited(kit: Kit, *options: str) -> Outcome:
 
     time = measured(kit, ("--rate", "200", *options), read)
     worst = max(time.samples)
-    text = f"{worst:.4g} ms at worst, required: {AT_MOST_MS:g}; {'; '.join(time.remarks)}"
+    text = f"{worst:.4g} ms at worst, expected {AT_MOST_MS:g}; {'; '.join(time.remarks)}"
     return Outcome("PASS" if worst <= AT_MOST_MS else "FAIL", text)
 
 
@@ -89,7 +89,7 @@ def first_token(kit: Kit, *options: str) -> Outcome:
     if time.invalid:
         return Outcome("INVALID", "; ".join(map(str, time.invalid)))
     middle = median(time.samples)
-    return Outcome("PASS" if middle <= 600.0 else "FAIL", f"{middle:.4g} ms, required: 600")
+    return Outcome("PASS" if middle <= 600.0 else "FAIL", f"{middle:.4g} ms, expected 600")
 
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:
@@ -138,7 +138,7 @@ CASES = [
         "--decode-time-factor",
         "0",
         item="1 Tokens that come with the first chunk",
-        expected="required: 200",
+        expected="expected 200",
     ),
     _late(
         "late for no reason that shows, by less than a token",
@@ -149,7 +149,7 @@ CASES = [
         "--decode-time-factor",
         "0",
         item="1 Tokens that come with the first chunk",
-        expected="required: 200",
+        expected="expected 200",
         slow=True,
     ),
     _late(
@@ -161,7 +161,7 @@ CASES = [
         "--decode-time-factor",
         "0",
         item="1 Tokens that come with the first chunk",
-        expected="required: 200",
+        expected="expected 200",
         slow=True,
     ),
     _wrong(
@@ -174,7 +174,7 @@ CASES = [
         "0.08",
         "--trap",
         "no-metrics",
-        expected="required: 200",
+        expected="expected 200",
     ),
     _wrong(
         "a stream that is faster than the engine from its first token to its last",
@@ -196,14 +196,14 @@ CASES = [
         "never",
         "--trap",
         "no-metrics",
-        expected="required: 200",
+        expected="expected 200",
     ),
     _late(
         "echoed when ids are asked for, as vLLM does",
         "--late-ms",
         "12",
         item="1 A payload in the first chunk",
-        expected="required: 200",
+        expected="expected 200",
     ),
     _late(
         "echoed whether it is asked for or not",
@@ -214,7 +214,7 @@ CASES = [
         "--decode-time-factor",
         "0",
         item="1 A payload in the first chunk",
-        expected="required: 200",
+        expected="expected 200",
         slow=True,
     ),
     _late(
@@ -226,7 +226,7 @@ CASES = [
         "--decode-time-factor",
         "0",
         item="1 A payload in the first chunk",
-        expected="required: 200",
+        expected="expected 200",
         slow=True,
     ),
     Case(

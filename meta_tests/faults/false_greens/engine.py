@@ -66,7 +66,7 @@ CASES = [
         name="SIGSEGV after the last look of a script",
         fault=scripted(ends("signal&number=11")),
         clean=scripted(lives),
-        expected="seen: in the run: the server ended with status -11",
+        expected="got in the run: the server ended with status -11",
     ),
     Case(
         item="7 A crash between tests",

@@ -124,7 +124,7 @@ CASES = [
         name="too few rounds to know whether they have a memory",
         fault=_series([53.0, 53.0, 53.0, 53.0, 53.0]),
         clean=_series([53.0] * 24),
-        expected="may be correlated",
+        expected="a correlation of the rounds",
     ),
     Case(
         item="3 Throttling",

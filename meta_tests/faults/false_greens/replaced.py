@@ -79,7 +79,7 @@ class Replaced:
         numbers = {metric.verdict.value for metric in files[0].metrics.values()}
         assert numbers == {"PASS" if self.then is None else "INVALID"}, outcome
         is_hidden = "/metrics" in (self.proxy or ())
-        doubt = "not proven that one process served to the end"
+        doubt = "not proven that the server was never restarted"
         summary = (kit.tmp_path / f"{folder.name}-report" / "summary.md").read_text()
         if self.then is None:  # claims that a PASS must not make
             assert (doubt in summary) == is_hidden, summary

@@ -189,7 +189,7 @@ CASES = [
         name="hits that save no time",
         fault=again(1.0),
         clean=again(),
-        expected="at most half of the time that it takes cold",
+        expected="at most half of the cold time",
         slow=True,
     ),
     Case(
@@ -197,7 +197,7 @@ CASES = [
         name="hits that save a third",
         fault=again(0.67),
         clean=again(),
-        expected="at most half of the time that it takes cold",
+        expected="at most half of the cold time",
         slow=True,
     ),
     Case(
@@ -205,7 +205,7 @@ CASES = [
         name="hits that take longer than cold",
         fault=again(1.3),
         clean=again(),
-        expected="at most half of the time that it takes cold",
+        expected="at most half of the cold time",
         slow=True,
     ),
     Case(
@@ -236,7 +236,7 @@ CASES = [
         name="four streams one after another",
         fault=streams(4, 1),
         clean=streams(4, 4),
-        expected="streams side by side",
+        expected="concurrent streams",
         slow=True,
     ),
     Case(
@@ -244,14 +244,14 @@ CASES = [
         name="two streams one after another",
         fault=streams(2, 1),
         clean=streams(4, 4),
-        expected="streams side by side",
+        expected="concurrent streams",
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",
         name="two of four streams at a time",
         fault=streams(4, 2),
         clean=streams(4, 4),
-        expected="streams side by side",
+        expected="concurrent streams",
         slow=True,
     ),
     Case(
@@ -259,21 +259,21 @@ CASES = [
         name="an Eagle3 drafter that never drafts",
         fault=drafts("eagle3", 0),
         clean=drafts("eagle3", 40),
-        expected="required: drafts",
+        expected="expected drafts",
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",
         name="an MTP drafter that never drafts",
         fault=drafts("mtp", 0),
         clean=drafts("eagle3", 40),
-        expected="required: drafts",
+        expected="expected drafts",
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",
         name="a draft model that never drafts",
         fault=drafts("draft_model", 0),
         clean=drafts("eagle3", 40),
-        expected="required: drafts",
+        expected="expected drafts",
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",

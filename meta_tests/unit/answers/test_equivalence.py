@@ -52,14 +52,14 @@ def test_a_run_agrees_with_itself():
         pytest.param(
             tuple(run(1, 9, 3)),
             None,
-            "token 1: required: token_id:2, seen: token_id:9",
-            id="run 1 9 3, token 1: required: token_id:2, seen",
+            "token 1: expected token_id:2, got token_id:9",
+            id="run 1 9 3, token 1: expected token_id:2, got",
         ),
         pytest.param(
             tuple(run(1, 2)),
             None,
-            "token 2: required: token_id:3, seen: the end",
-            id="run 1 2, token 2: required: token_id:3, seen: the end",
+            "token 2: expected token_id:3, got the end",
+            id="run 1 2, token 2: expected token_id:3, got the end",
         ),
         pytest.param(
             tuple(run(1, 2, 3, 4)),
@@ -205,14 +205,14 @@ def answer(text: str, ids: tuple[int, ...] | None = None) -> Completion:
         pytest.param(
             ("a", (1, 2)),
             ("a", (1, 3)),
-            "token 1: required: 2, seen: 3",
-            id="a 1 2, a 1 3, token 1: required: 2, seen: 3",
+            "token 1: expected 2, got 3",
+            id="a 1 2, a 1 3, token 1: expected 2, got 3",
         ),
         pytest.param(
             ("a", (1, 2)),
             ("a", (1,)),
-            "token 1: required: 2, seen: the end",
-            id="a 1 2, a 1, token 1: required: 2, seen: the end",
+            "token 1: expected 2, got the end",
+            id="a 1 2, a 1, token 1: expected 2, got the end",
         ),
         pytest.param(("a",), ("a",), None, id="a, a"),
         pytest.param(("a",), ("b",), "'b'", id="a, b, 'b'"),
@@ -239,8 +239,8 @@ def test_a_whole_answer_is_whole():
     [
         pytest.param(
             {"ids": [97]},
-            "seen: 1 ids, 2 log-probabilities, 2 usage",
-            id="ids 97, seen: 1 ids, 2 log-probabilities, 2 usage",
+            "got 1 ids, 2 log-probabilities, 2 usage",
+            id="ids 97, got 1 ids, 2 log-probabilities, 2 usage",
         ),
         pytest.param(
             {"positions": tuple(run(97))},
@@ -250,38 +250,38 @@ def test_a_whole_answer_is_whole():
         pytest.param({"completion_tokens": 3}, "3 usage", id="completion_tokens 3, 3 usage"),
         pytest.param(
             {"ids": [97], "positions": tuple(run(97)), "completion_tokens": 1},
-            "required: 2 tokens",
+            "expected 2 tokens",
             id="ids 97 positions tuple run 97 completion_tokens 1",
         ),
         pytest.param(
             {"finish_reason": "stop"},
-            "finish_reason length, seen: stop",
-            id="finish_reason stop, finish_reason length, seen: stop",
+            "finish_reason length, got stop",
+            id="finish_reason stop, finish_reason length, got stop",
         ),
         pytest.param(
             {"finish_reason": None},
-            "finish_reason length, seen: None",
-            id="finish_reason None, finish_reason length, seen: None",
+            "finish_reason length, got None",
+            id="finish_reason None, finish_reason length, got None",
         ),
         pytest.param(
             {"ids": [98, 97]},
-            "seen: 97 in place of 98 at 0",
-            id="ids 98 97, seen: 97 in place of 98 at 0",
+            "got 97 in place of 98 at 0",
+            id="ids 98 97, got 97 in place of 98 at 0",
         ),
         pytest.param(
             {"positions": [at(97), Position("token_id:98", float("nan"), {})]},
-            "token 1: required: a log",
+            "token 1: expected a log",
             id="positions at 97 Position token_id:98 nan, token 1",
         ),
         pytest.param(
             {"positions": [at(97), Position("token_id:98", 0.5, {})]},
-            "seen: 0.5",
-            id="positions at 97 Position token_id:98 0.5, seen: 0.5",
+            "got 0.5",
+            id="positions at 97 Position token_id:98 0.5, got 0.5",
         ),
         pytest.param(
             {"positions": [at(97), at(98, 0.3, t5=0.6)]},
-            "required: the likeliest token",
-            id="positions at 97 at 98 0.3 t5 0.6, required: the",
+            "expected the likeliest token",
+            id="positions at 97 at 98 0.3 t5 0.6, expected the",
         ),
         pytest.param(
             {"positions": [Position("a", -1, {}), Position("c", -1, {})]},
@@ -295,8 +295,8 @@ def test_a_whole_answer_is_whole():
         ),
         pytest.param(
             {"prompt_tokens": 3},
-            "usage of 2 prompt tokens, seen: 3",
-            id="prompt_tokens 3, usage of 2 prompt tokens, seen: 3",
+            "usage of 2 prompt tokens, got 3",
+            id="prompt_tokens 3, usage of 2 prompt tokens, got 3",
         ),
     ],
 )
@@ -349,7 +349,7 @@ def _server(engine: str, version: str | None) -> Server:
 
 
 def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
-    with pytest.raises(AssertionError, match="required: token ids"):
+    with pytest.raises(AssertionError, match="expected token ids"):
         Asker(_server("vllm", "0.32.0")).need(None, "token ids")
     with pytest.raises(verdict.NotRun, match="token ids"):
         Asker(_server("openai-compatible", None)).need(None, "token ids")
@@ -372,9 +372,9 @@ def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
         (4200, 12, 4090, None, None),
         (4608, 12, 4090, None, None),
         # its answer is shorter than its reported context allows
-        (4102, 6, 4090, "FAIL", "required: 12 tokens, seen: 6 ids"),
-        (4200, 11, 4090, "FAIL", "required: 12 tokens, seen: 11 ids"),
-        (8192, 6, 4090, "FAIL", "required: 12 tokens, seen: 6 ids"),
+        (4102, 6, 4090, "FAIL", "expected 12 tokens, got 6 ids"),
+        (4200, 11, 4090, "FAIL", "expected 12 tokens, got 11 ids"),
+        (8192, 6, 4090, "FAIL", "expected 12 tokens, got 6 ids"),
     ],
 )
 def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error, reason):
@@ -420,7 +420,7 @@ def test_an_answer_that_cannot_be_judged_hides_no_wrong_one(monkeypatch):
     answers = {name: (name, None) for name in ("open", "right", "wrong")}
     texts = Continuations
     for order in ("open wrong right", "wrong open", "right open wrong"):
-        with pytest.raises(unmet.Unmet, match="required: an answer, seen: another"):
+        with pytest.raises(unmet.Unmet, match="expected an answer, got another"):
             texts(None, NOISY, None)._require_equal((answers[name] for name in order.split()), "x")
     with pytest.raises(verdict.NotRun, match="not judged"):
         texts(None, NOISY, None)._require_equal([answers["open"], answers["right"]], "x")

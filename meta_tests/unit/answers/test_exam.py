@@ -133,7 +133,7 @@ def test_every_phrasing_of_a_fact_is_judged():
 @pytest.mark.parametrize(("section", "question", "wrong"), each("wrong", SECTIONS[1:]))
 def test_a_wrong_answer_is_a_miss(section, question, wrong):
     script = script_of(EXAM.section(section), {question: wrong})
-    with pytest.raises(AssertionError, match=f"0 of 1 right: {question}: required: .*seen: "):
+    with pytest.raises(AssertionError, match=f"0 of 1 right: {question}: expected .*got "):
         sits(section, script, with_one(section, question))
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_answer_is_a_miss(section, question, wrong):
 def test_an_answer_that_is_not_in_its_form_is_broken(section, question, broken):
     """It fails even if misses are allowed."""
     answers = {**healthy(section), question: broken}
-    with pytest.raises(AssertionError, match=f"formats: whole answers, seen: {question}: "):
+    with pytest.raises(AssertionError, match=f"formats: whole answers, got {question}: "):
         sits(section, script_of(EXAM.section(section), answers))
 
 
@@ -167,7 +167,7 @@ def test_one_broken_answer_is_never_excused(section, broken, finish, why):
     question = next(iter(ANSWERS[section]))
     script = script_of(EXAM.section(section), {question: [broken]})
     lenient = with_one(section, question, misses=1)
-    with pytest.raises(AssertionError, match=f"{section}: whole answers, seen: {question}: ") as e:
+    with pytest.raises(AssertionError, match=f"{section}: whole answers, got {question}: ") as e:
         sits(section, script, lenient, finish=finish)
     assert why in str(e.value)
 
@@ -188,7 +188,7 @@ def test_as_many_may_be_missed_as_the_section_says(section):
 
 def test_arguments_that_are_not_json_are_the_servers_fault():
     answers = {**healthy("tools"), "an-integer": ['-> set_timer {"minutes": 25']}
-    with pytest.raises(AssertionError, match=r"whole answers, seen: an-integer: .* not JSON"):
+    with pytest.raises(AssertionError, match=r"whole answers, got an-integer: .* not JSON"):
         sits("tools", script_of(EXAM.tools, answers))
 
 
@@ -297,7 +297,7 @@ def test_the_needle_of_another_depth_is_wrong():
 
 
 def test_a_prompt_that_was_cut_is_seen_by_its_usage():
-    with pytest.raises(AssertionError, match="the whole document, 8000 tokens, seen: usage of 40"):
+    with pytest.raises(AssertionError, match="the whole document, 8000 tokens, got usage of 40"):
         reads(reader(DOCUMENT), prompt_tokens=lambda _text: 4096)
 
 
@@ -313,7 +313,7 @@ def test_a_broken_answer_to_a_document_is_not_asked_again(broken):
     ("context", "reason"),
     [
         (4608, r"needs? a context of 10048 tokens; the server has 4608 .*len"),
-        (None, "does not say how long"),
+        (None, "does not report its context length"),
     ],
 )
 def test_a_short_context_is_not_run_with_what_is_missing(context, reason):
@@ -431,7 +431,7 @@ def test_a_loop_after_many_results_of_tools_is_noticed(loop):
 
     (remark,) = sits("tools", in_one_chat(spoils))
     assert remark.endswith("8 of 8 right"), "no question alone shows it"
-    with pytest.raises(AssertionError, match=r"whole answers, seen: .*, after \d+ messages: "):
+    with pytest.raises(AssertionError, match=r"whole answers, got .*, after \d+ messages: "):
         sits("conversation", in_one_chat(spoils))
 
 

@@ -86,7 +86,7 @@ def test_the_same_run_agrees():
 def test_the_first_prompt_that_differs_is_named():
     wrong = {**TRUSTED, "b": [at(20), at(5), at(6), at(7)]}
     fact = str(compare(wrong).beyond(BOUND)[0])
-    assert fact.startswith("prompt 'two': token 1: required: ")
+    assert fact.startswith("prompt 'two': token 1: expected ")
     assert fact.endswith("the first of 1 that differ)")
 
 
@@ -226,7 +226,7 @@ def test_a_file_with_other_answers_than_one_a_prompt_is_refused():
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_a_run_without_finite_log_probabilities_is_not_recorded(value):
     broken = [Position("token_id:10", -0.1, {"token_id:10": -0.1, "token_id:9": value})]
-    with pytest.raises(AssertionError, match="'one': required: finite log-probabilities"):
+    with pytest.raises(AssertionError, match="'one': expected finite log-probabilities"):
         record(Engine({**TRUSTED, "a": broken}))
 
 
@@ -240,7 +240,7 @@ class Mangled(Engine):
 
 
 def test_half_a_surrogate_pair_is_not_recorded():
-    with pytest.raises(AssertionError, match="'one': required: text"):
+    with pytest.raises(AssertionError, match="'one': expected text"):
         record(Mangled("a\ud83d"))
 
 
@@ -275,7 +275,7 @@ def test_a_certificate_takes_answers_of_a_trusted_run_alone(tmp_path):
     """Any other file, also of an interrupted run, is refused before anything starts."""
     path = tmp_path / "golden.json"
     golden.save(record(Engine(TRUSTED)), path)
-    assert "nothing says" in golden.load(path).doubt
+    assert "the end of the run" in golden.load(path).doubt
     golden.conclude(path, "level correctness of the run that recorded it is FAIL")
     with pytest.raises(UsageError, match="expected answers of a trusted run; level correctness"):
         golden.refuse_doubtful(golden.load(path), f"--golden {path}")

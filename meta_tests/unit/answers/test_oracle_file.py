@@ -100,7 +100,7 @@ def test_a_coarser_engine_may_differ_more_and_each_small_mistake_is_another_mode
     bf16, w4a8 = (computed_tolerance(made, path) for path in ("bf16", "w4a8"))
     assert 0 < bf16.mean_abs < w4a8.mean_abs < 0.2
     # The rounding hides everything.
-    with pytest.raises(NotRun, match="cannot be told from a right one"):
+    with pytest.raises(NotRun, match="cannot be distinguished from a right"):
         computed_tolerance(wide(made), "bf16")
     for mistake in made.mistakes.values():
         assert any(values != made.prompts[name].following for name, values in mistake.items())
@@ -213,7 +213,7 @@ def position(token: int, value: float, **top: float) -> Position:
         pytest.param(((7, -0.31, {"t9": -1.4}), (8, -0.1, {})), None, 2, id="its tokens"),
         pytest.param(
             ((9, -1.5, {}),),
-            "the most likely token 7, seen: 9 (1.2 nats less likely)",
+            "the most likely token 7, got 9 (1.2 nats less likely)",
             0,
             id="an unlikely token",
         ),
@@ -272,7 +272,7 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
                     prompt: [a + times * (b - a) for a, b in zip(of, wrong[prompt], strict=True)]
                     for prompt, of in right.items()
                 }
-                words = f"between -0.5 and 0.5, seen: {'-' * (times < 0)}[01]"
+                words = f"between -0.5 and 0.5, got {'-' * (times < 0)}[01]"
                 red = pytest.raises(AssertionError, match=words)
                 with red if abs(times) > 0.5 else nullcontext():
                     log_probabilities.mistake_is_absent(Asked(part), oracle, name)

@@ -80,7 +80,7 @@ def test_wrong_samples_are_noticed(name):
     required = (
         "at temperature 1|mostly the same" if form else r"samples as .*seed 7; 0.001 false alarms"
     )
-    with pytest.raises(Unmet, match=f"required: .*{required}"):
+    with pytest.raises(Unmet, match=f"expected .*{required}"):
         check(FAULTS[name].caught_by, FAULTS[name].request, 7)
 
 
@@ -117,7 +117,7 @@ def test_what_an_engine_does_not_know_is_not_run():
             check(f"test_samples_are_allowed_tokens[{parameter}]", lambda body: body, 1, "sglang")
     with pytest.raises(NotRun, match="divided_bias: logit_bias is added after"):
         check("test_samples_are_penalised[repetition_penalty]", lambda body: body, 1, "sglang")
-    with pytest.raises(NotRun, match="log-probabilities with each sample, seen: 13 of 13 lack"):
+    with pytest.raises(NotRun, match="log-probabilities with each sample, got 13 of 13 lack"):
         check(TEMPERATURE, lambda body: {**body, "logprobs": None}, 1)
 
 
@@ -134,7 +134,9 @@ def test_tokens_without_alternatives_are_a_finding(test):
 def test_too_few_samples_decide_nothing(test, monkeypatch):
     monkeypatch.setattr(sample_source, "MOST", 10)
     monkeypatch.setattr(sampled_chats, "MOST_CHATS", 0)
-    with pytest.raises(NotRun, match=r"after no text .* off by a tenth|chats do not tell whether"):
+    with pytest.raises(
+        NotRun, match=r"after no text .* off by a tenth|chats are too few to decide whether"
+    ):
         check(test, lambda body: body, 1)
 
 

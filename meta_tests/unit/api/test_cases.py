@@ -86,7 +86,7 @@ def test_a_server_that_asks_for_no_key_is_not_asked_with_a_wrong_one():
     for name in ("wrong-key", "wrong-key-chat"):
         with pytest.raises(verdict.Inapplicable, match="attached without --api-key"):
             cases.judge(Api(endpoint, capabilities.of("vllm", None)), case(name), " Paris.")
-    assert "leave out --api-key" in judged(case("wrong-key"), WELL, WELL).fact.observed
+    assert "omit --api-key" in judged(case("wrong-key"), WELL, WELL).fact.observed
 
 
 #: Each known deviation of vLLM, as observed on the wire, with its case and its kind.

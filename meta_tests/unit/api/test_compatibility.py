@@ -27,15 +27,15 @@ CASES = {case.question: case for case in FILE.cases}
 CALLS = itertools.count(1)
 #: Changes a right call (name, arguments, reasoning). None: no call; 500: an error.
 FAULTS = {
-    "another tool": (lambda call: ("generate_chart", *call[1:]), "seen: generate_chart"),
-    "a tool that there is not": (lambda call: ("get_status", *call[1:]), "seen: get_status"),
+    "another tool": (lambda call: ("generate_chart", *call[1:]), "got generate_chart"),
+    "a tool that there is not": (lambda call: ("get_status", *call[1:]), "got get_status"),
     "arguments cut off": (lambda call: (call[0], call[1][:-1], call[2]), "are not JSON"),
     "arguments in a fence": (lambda c: (c[0], f"```json\n{c[1]}\n```", c[2]), "are not JSON"),
     "arguments by another schema": (lambda c: (c[0], '[{"city": 1}]', c[2]), "by its schema"),
     "every third without": (lambda c: c if next(CALLS) % 3 else None, "pass@3: 12 of 12 right"),
-    "no calls": (lambda _call: None, "a call of get_system_health, seen: none"),
+    "no calls": (lambda _call: None, "a call of get_system_health, got none"),
     "no reasoning": (lambda call: (*call[:2], ""), "of 36 answers 36 are invalid"),
-    "errors": (lambda _call: 500, "seen: 500"),
+    "errors": (lambda _call: 500, "got 500"),
 }
 QUICK = {("every third without", RESPONSES), ("arguments cut off", CHAT)}
 SHORT = {"questions": 12, "tries": 3}

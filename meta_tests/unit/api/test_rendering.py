@@ -74,7 +74,7 @@ def test_harmonys_own_rendering_is_right(case):
             "system",
             "You are a geography",
             "You are a rude",
-            "required: developer '# Instructions",
+            "expected developer '# Instructions",
             id="system, You are a geography, You are a rude, required",
         ),
         pytest.param(
@@ -84,11 +84,11 @@ def test_harmonys_own_rendering_is_right(case):
             "message 5",
             id="turns",
         ),
-        ("tools", "Get the weather", "", "message 1: required: developer '# Tools"),
-        ("effort-high", "Reasoning: high", "Reasoning: medium", "message 0: required: system"),
+        ("tools", "Get the weather", "", "message 1: expected developer '# Tools"),
+        ("effort-high", "Reasoning: high", "Reasoning: medium", "message 0: expected system"),
         ("question", "commentary, final", "final", "message 0"),
-        ("question", "Current date: TODAY", "Current date: 2023-01-01", "seen: 2023-01-01"),
-        ("question", "Current date: TODAY", "", "seen: none"),
+        ("question", "Current date: TODAY", "Current date: 2023-01-01", "got 2023-01-01"),
+        ("question", "Current date: TODAY", "", "got none"),
         pytest.param(
             "tool-result-and-its-reasoning",
             " to=functions.get_weather",
@@ -97,8 +97,8 @@ def test_harmonys_own_rendering_is_right(case):
             id="tool-result-and-its-reasoning",
         ),
         ("tool-result-and-its-reasoning", "<|call|>", "<|end|>", "ended by 200007"),
-        ("question", "<|start|>assistant", "", "seen: the end"),
-        ("later-instructions", "developer", "user", "message 3: required: developer"),
+        ("question", "<|start|>assistant", "", "got the end"),
+        ("later-instructions", "developer", "user", "message 3: expected developer"),
     ],
 )
 def test_another_rendering_is_seen_and_named(conversation, old, new, said):
@@ -114,14 +114,14 @@ def test_another_rendering_is_seen_and_named(conversation, old, new, said):
 @pytest.mark.parametrize("case", [c.id for c in chats.load_chats() if "special" in c.id])
 def test_control_tokens_made_of_text_are_seen(case):
     text = decode(rendering.rendered(chats.find_chat(case), TODAY))
-    with pytest.raises(AssertionError, match="required: "):
+    with pytest.raises(AssertionError, match="expected "):
         hold(case, encode(text))
 
 
 def test_a_pinned_date_is_the_servers_and_a_schema_may_be_told_to_the_model():
     ids = rendering.rendered(chats.find_chat("question"), "2025-01-01")
     hold("question", ids, VLLM_SYSTEM_START_DATE="2025-01-01")
-    with pytest.raises(AssertionError, match="seen: 2025-01-01"):
+    with pytest.raises(AssertionError, match="got 2025-01-01"):
         hold("question", ids)
     case = chats.find_chat("response-format")
     text = decode(rendering.rendered(case, TODAY))
@@ -183,7 +183,7 @@ def test_usage_shows_what_is_dropped(conversation, dropped, wrong):
     server = type("Dropping", (Counting,), {"dropped": dropped or ()})(
         Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("openai", None)
     )
-    with pytest.raises(AssertionError, match="required: usage ") if wrong else nullcontext():
+    with pytest.raises(AssertionError, match="expected usage ") if wrong else nullcontext():
         chat_prompts.becomes_its_harmony(server, chats.find_chat(conversation), {})
 
 

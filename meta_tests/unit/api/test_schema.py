@@ -94,8 +94,8 @@ def test_what_must_hold_in_every_completion(changes, fault):
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        pytest.param(({"id": ""},), "one of its own for each", id="no id"),
-        pytest.param(({}, {}), "one of its own for each", id="one id twice"),
+        pytest.param(({"id": ""},), "ids that are not unique", id="no id"),
+        pytest.param(({}, {}), "ids that are not unique", id="one id twice"),
         pytest.param(
             ({"function": {"name": "rm", "arguments": "{}"}},),
             "a call of 'rm'",

@@ -81,7 +81,7 @@ def test_a_good_stream_is_as_published():
         ),
         pytest.param(
             sse(chunks(0, 1, 2, 3, 4)),
-            "usage not in the last chunk",
+            "not only in the last chunk",
             id="no usage",
         ),
         pytest.param(

@@ -128,7 +128,7 @@ def test_a_missing_package_is_one_line(package, tmp_path):
         pytest.param(("ftp://host",), "expected http://HOST:PORT", id="no address"),
         pytest.param(
             ("http://me:secret@host",),
-            "give the server's key by the variable OPENAI_API_KEY\n",
+            "Give the key in the variable OPENAI_API_KEY\n",
             id="a password",
         ),
         pytest.param((), "the following arguments are required: URL", id="no URL"),

@@ -51,10 +51,10 @@ from sm121.core.unmet import text
         pytest.param(
             ("sass 90a", "sass 80"),
             "OTHER",
-            "seen: sm_80, sm_90a",
+            "got sm_80, sm_90a",
             id="sm_90a and sm_80",
         ),
-        pytest.param(("sass 120a",), "OTHER", "seen: sm_120a", id="sm_120a"),
+        pytest.param(("sass 120a",), "OTHER", "got sm_120a", id="sm_120a"),
         pytest.param(("ptx 90a",), "OTHER", "compute_90a (PTX)", id="PTX of 90a"),
         pytest.param(("ptx 90",), "PTX_ONLY", "only PTX", id="PTX of 90"),
         pytest.param(
@@ -264,11 +264,11 @@ def test_command_without_a_place_looks_at_the_engine(tmp_path):
         pytest.param(
             "90a",
             "120f",
-            r"_C\.abi3\.so .*required: machine code that runs on sm_121, seen: sm_90a",
+            r"_C\.abi3\.so .*expected machine code that runs on sm_121, got sm_90a",
             id="a core for Hopper",
         ),
-        ("120f", None, r"_moe_C\.abi3\.so .*seen: no device code"),
-        ("120f", "absent", r"required: vllm/_moe_C\*\.so .*seen: none"),
+        ("120f", None, r"_moe_C\.abi3\.so .*got no device code"),
+        ("120f", "absent", r"expected vllm/_moe_C\*\.so .*got none"),
     ],
 )
 def test_an_engine_without_code_for_gb10_is_named(tmp_path, core, experts, reason):

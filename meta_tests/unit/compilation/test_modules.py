@@ -148,8 +148,8 @@ def test_an_outcome_that_is_not_the_required_one_is_named(tools):
     outcomes = {"121": BuildOutcome.HARDWARE, "121a": BuildOutcome.REFUSED}
     wrong = probes.probe("cvt_e2m1x2").model_copy(update={"outcomes": outcomes})
     first, second = map(str, probes.contradictions(wrong, tools, {}))
-    assert "for sm_121: required: hardware, seen: refused" in first and "e2m1x2" in first
-    assert "for sm_121a: required: refused, seen: hardware" in second
+    assert "for sm_121: expected hardware, got refused" in first and "e2m1x2" in first
+    assert "for sm_121a: expected refused, got hardware" in second
 
 
 def test_every_probe_has_a_source_and_every_source_a_probe():
@@ -191,7 +191,7 @@ class OneUnit(flashinfer.FlashInfer):
     ("arch_list", "required", "reason"),
     [
         ("121a", "sm_121a", "no instruction or kernel like ^HMMA"),
-        ("120f", "sm_121a", "required: sm_121a, seen: sm_120f"),
+        ("120f", "sm_121a", "expected sm_121a, got sm_120f"),
         ("121", "sm_121", "sm_121: without the suffix a or f"),
         ("120a", "sm_120a", "sm_120a: does not run on sm_121"),
     ],
@@ -208,7 +208,7 @@ def test_a_module_that_needs_more_memory_than_there_is_is_not_run(tmp_path):
     compiler = toolchain.Compiler(tmp_path, tmp_path, "13.0")
     disassembler = toolchain.Disassembler(tmp_path, tmp_path, "13.4")
     absent = toolchain.Tools(compiler, disassembler, tmp_path)
-    with pytest.raises(NotRun, match=r"compiler: at least 1000000 GiB, seen: .*remedy"):
+    with pytest.raises(NotRun, match=r"compiler: at least 1000000 GiB, got .*remedy"):
         modules.contradictions(chosen, OneUnit("python", tmp_path), absent)
 
 

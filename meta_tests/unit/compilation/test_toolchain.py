@@ -26,9 +26,9 @@ NOWHERE = toolchain.Compiler(Path(), Path(), "13.0")
 def test_without_nvcc_it_is_not_run_and_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "_SYSTEM", tmp_path)
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
-    with pytest.raises(NotRun, match=r"required: nvcc.*seen: none.*pip install.*nvidia-cuda-nvcc"):
+    with pytest.raises(NotRun, match=r"expected nvcc.*got none.*pip install.*nvidia-cuda-nvcc"):
         toolchain.find_compiler([tmp_path])
-    with pytest.raises(NotRun, match=r"required: cuobjdump.*pip install.*nvidia-cuda-nvdisasm"):
+    with pytest.raises(NotRun, match=r"expected cuobjdump.*pip install.*nvidia-cuda-nvdisasm"):
         toolchain.find_disassembler([tmp_path])
 
 
@@ -37,10 +37,10 @@ def test_without_nvcc_it_is_not_run_and_says_how_to_get_it(monkeypatch, tmp_path
     [
         pytest.param(
             "echo 'Cuda compilation tools, release 12.4, V12.4.131'",
-            "seen: 12.4.131",
+            "got 12.4.131",
             id="echo 'Cuda compilation tools, release 12.4, V12.4.131'",
         ),
-        ("exit 3", "does not tell its version"),
+        ("exit 3", "does not print its version"),
     ],
 )
 def test_an_nvcc_that_is_of_no_use_is_not_run(tmp_path, monkeypatch, script, reason):
@@ -85,7 +85,9 @@ def test_an_nvcc_that_makes_another_architecture_is_caught(disassembler, tmp_pat
     script = f'while [ "$1" != -o ]; do shift; done; cp "{plain}" "$2"'
     liar = toolchain.Compiler(executable(tmp_path / "nvcc", script), tmp_path, "0")
     tools = toolchain.Tools(liar, disassembler, tmp_path)
-    with pytest.raises(errors.Sm121Error, match=r"required of nvcc: sm_121a; seen: sm_121$"):
+    with pytest.raises(
+        errors.Sm121Error, match=r"expected code for sm_121a from nvcc, got sm_121$"
+    ):
         probes.compile_probe(probes.probe("cvt_e2m1x2"), CodeArchitecture.parse("121a"), tools, {})
 
 
@@ -93,7 +95,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path):
     marker = tmp_path / "pid"
     script = executable(tmp_path / "slow", f"sleep 300 & echo $! > {marker}; wait")
     started = time.monotonic()
-    with pytest.raises(child.TookTooLong, match="slow: required: done in 1 s"):
+    with pytest.raises(child.TookTooLong, match="slow: expected an end within 1 s"):
         child.run([script], timeout_s=1)
     assert time.monotonic() - started < 10
     pid = int(marker.read_text())
@@ -130,21 +132,21 @@ class Answering(flashinfer.FlashInfer):
         pytest.param({}, None, id="nothing"),
         pytest.param(
             {"12.1": ["121"]},
-            r"'12.1': required: 121a, seen: \['121'\]",
-            id="12.1 121, '12.1': required: 121a, seen: ('121')",
+            r"'12.1': expected 121a, got \['121'\]",
+            id="12.1 121, '12.1': expected 121a, got ('121')",
         ),
         pytest.param(
-            {"12.1a": ["121a", "90a"]}, "required: 121a", id="12.1a 121a 90a, required: 121a"
+            {"12.1a": ["121a", "90a"]}, "expected 121a", id="12.1a 121a 90a, expected 121a"
         ),
         pytest.param(
             {"12.1": "RuntimeError: SM 12.1+ requires CUDA >= 12.9"},
-            "seen: RuntimeError",
+            "got RuntimeError",
             id="12.1 RuntimeError: SM 12.1+ requires CUDA >= 12.9",
         ),
         pytest.param(
             {"12.0,12.1": ["120f"]},
-            "required: ValueError, seen",
-            id="12.0,12.1 120f, required: ValueError, seen",
+            "expected ValueError, got",
+            id="12.0,12.1 120f, expected ValueError, got",
         ),
     ],
 )
@@ -157,11 +159,11 @@ def test_a_flashinfer_that_resolves_gb10_wrongly_is_caught(tmp_path, answer, rea
 
 def test_without_flashinfer_it_is_not_run_and_says_how_to_get_it(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
-    with pytest.raises(NotRun, match=r"required: flashinfer-python.*pip install --no-deps"):
+    with pytest.raises(NotRun, match=r"expected flashinfer-python.*pip install --no-deps"):
         flashinfer.find(str(tmp_path / "v" / "bin" / "python"))
 
 
 def test_a_flashinfer_that_does_not_import_is_not_run(tmp_path):
     python = executable(tmp_path / "python", "echo ImportError: no torch >&2; exit 1")
-    with pytest.raises(NotRun, match="seen: ImportError: no torch"):
+    with pytest.raises(NotRun, match="got ImportError: no torch"):
         flashinfer.FlashInfer(str(python), tmp_path).targets(["12.1"], NOWHERE)

@@ -19,7 +19,7 @@ def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     status, run = run_pytest(*arguments)
     name = arguments[1]
     assert status == 5, run.output
-    assert f"NOT_RUN: {name} was asked for, this machine is cpu" in run.output
+    assert f"NOT_RUN: {name} was requested, but this machine is cpu" in run.output
     assert "--base-url URL" in run.output, "how to get it"
     assert run.verdict["verdict"] == "NOT_RUN" and run.verdict["exit_status"] == 5
     assert run.verdict["arch"] == name

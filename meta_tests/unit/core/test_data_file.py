@@ -142,7 +142,7 @@ def test_a_mistake_in_a_hypothesis_is_one_line(old, new, expected):
     ("old", "new", "expected"),
     [
         ('severity = "error"', 'severity = "fatal"', "severity"),
-        ("arguments = '--x'", "", "arguments, environment or beside is needed"),
+        ("arguments = '--x'", "", "expected arguments, environment or beside, got none"),
         ("arguments = '--x'", "arguments = '('", "regular expression"),
         ('arch = ["sm121"]', 'arch = ["sm999"]', "sm999"),
         pytest.param('message = "m"', 'message = "m"\ncolour = 1', "colour", id="an unknown key"),

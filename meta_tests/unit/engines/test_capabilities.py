@@ -109,14 +109,14 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
         pytest.param(
             (1000.0, 2000.0),
             ("0.32.0",),
-            "the starts of 2",
-            id="1000.0 2000.0, 0.32.0, the starts of 2",
+            "the start times of 2",
+            id="1000.0 2000.0, 0.32.0, the start times of 2",
         ),
         pytest.param(
             (1000.0, 2000.0, 3000.0),
             ("0.32.0",),
-            "the starts of 3",
-            id="1000.0 2000.0 3000.0, 0.32.0, the starts of 3",
+            "the start times of 3",
+            id="1000.0 2000.0 3000.0, 0.32.0, the start times of 3",
         ),
         pytest.param(
             (1000.0,),

@@ -371,7 +371,7 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
         pytest.param(
             None,
             ("TRITON_ATTN", "EMULATION", "[utils.py:347] Using LBNHC KV cache layout."),
-            "moe: required MARLIN, seen EMULATION",
+            "moe: expected MARLIN, got EMULATION",
             id="TRITON_ATTN EMULATION (utils.py:347) Using LBNHC KV",
         ),
         pytest.param(
@@ -381,13 +381,13 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
                 "FLASHINFER_CUTLASS_MXFP4_BF16",
                 "[utils.py:347] Using LBHNC KV cache layout.",
             ),
-            "moe: required MARLIN",
+            "moe: expected MARLIN",
             id="FLASHINFER FLASHINFER_CUTLASS_MXFP4_BF16 (utils.py:347)",
         ),
         pytest.param(
             "cutlass",
             ("TRITON_ATTN", "MARLIN", "[utils.py:347] Using LBNHC KV cache layout."),
-            "attention: required FLASHINFER",
+            "attention: expected FLASHINFER",
             id="cutlass, TRITON_ATTN MARLIN (utils.py:347) Using LBNHC",
         ),
     ],

@@ -160,7 +160,7 @@ def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, emp
     os.utime(folder / "build.ninja", (time.time() + 60,) * 2)
     server = make("never-ready", ready=4.0)
     text, _, seconds = failed_start(server, ServerTimedOut)
-    assert 4.0 <= seconds < 9.0, f"required: at the timeout of 4 s, seen after {seconds:.1f} s"
+    assert 4.0 <= seconds < 9.0, f"expected an end at the timeout of 4 s, got {seconds:.1f} s"
     assert "loading weights" in text
     assert any("loading weights" in line for line in server.reported)
     assert not any("JIT" in line for line in server.reported), server.reported

@@ -186,7 +186,7 @@ def test_rank_that_is_killed(make):
     state = ManagedLife(server).state()
     assert isinstance(state, Dead) and state.cause.kind == "killed"
     assert "node 1 (this machine)" in state.cause.summary and "SIGKILL" in state.cause.summary
-    assert "whoever sent SIGKILL" in state.cause.owner and "this machine" in state.cause.owner
+    assert "the sender of SIGKILL" in state.cause.owner and "this machine" in state.cause.owner
     (log, facts) = server.described()["node-1"]
     assert log is not None and facts["available_bytes"] > 0 and facts["exits"]
     evidence = crash_bundle.Evidence(
@@ -224,7 +224,7 @@ def test_rank_that_is_killed(make):
             agent,
             signal.SIGSTOP,
             "node 1 (this machine)",
-            "has told nothing for",
+            "has sent nothing for",
             id="a node is silent",
             marks=pytest.mark.slow,
         ),

@@ -42,19 +42,19 @@ from sm121.session.settings import Settings
         ),
         pytest.param(
             ("sh", "-c", "echo motd; exec sleep 60"),
-            "is silent for 1 s; last: motd",
+            "was silent for 1 s; last: motd",
             id="it never answers",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             ("PYTHON", "-c", "while True: print('hi')"),
-            "is silent for 1 s; last: hi",
+            "was silent for 1 s; last: hi",
             id="it babbles",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             ("sh", "-c", "sleep 61.7; true"),
-            "is silent for 1 s; last: it wrote nothing",
+            "was silent for 1 s; last: it wrote nothing",
             id="a wrapper's child stays",
             marks=pytest.mark.slow,
         ),

@@ -1,4 +1,4 @@
-"""Preflight: each check finds its fault, and is silent without it."""
+"""Preflight: every check finds the fault that it exists for, and is silent without it."""
 
 import tomllib
 from typing import Any
@@ -31,8 +31,8 @@ def test_rule_hits(rule):
     findings = found_of(HIT[rule], flashinfer="0.6.15.post1")
     finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
-    if rule != "attention_by_network":  # which names something that does not exist
-        assert "seen: " in finding.message
+    if rule != "attention_by_network":  # which speaks of what is not there
+        assert "(found: " in finding.message
 
 
 @pytest.mark.parametrize("rule", sorted(NEAR_MISS))
@@ -40,7 +40,7 @@ def test_rule_does_not_hit_what_is_right(rule):
     assert rule not in checks(found_of(NEAR_MISS[rule]))
 
 
-#: christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker, as far as rules use them.
+#: christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker, as far as rules speak of it.
 RECIPE = (
     (
         "--quantization",
@@ -63,7 +63,7 @@ RECIPE = (
 
 @pytest.mark.parametrize("backend", ["CUTLAS", "Cutlass", "gemv", "CUTLASS_MXFP8", "auto"])
 def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
-    """A backend that the build chooses itself is no mistake."""
+    """One that is left to the build is no mistake."""
     for start in ((["--mxfp4-backend", backend], {}), ([], {"VLLM_MXFP4_BACKEND": backend})):
         findings = found(*start, version="0.14.0+mxfp4")
         wrong = [each for each in findings if each.severity == "error"]
@@ -187,8 +187,8 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
     ],
 )
 def test_what_is_told_of_a_start(start, options, tells, tells_not, exactly):
-    """Rules of a build, a release and an architecture apply only there. `start`: its arguments and
-    its environment, otherwise good ones."""
+    """Rules of a build, a release and an architecture stay there. `start`: its arguments and its
+    environment, else good ones."""
     names = checks(found(*start or (), **options or {}))
     assert names >= {*(tells or ())} and not names & {*(tells_not or ())}
     assert exactly is None or names == {*exactly}
@@ -212,11 +212,13 @@ def test_memory():
     [
         pytest.param(
             5.0,
-            ("error: node 1 (spark2): 9.0 GiB of memory are needed, 5.0",),
+            ("error: node 1 (spark2): memory: expected 9.0 GiB available, got 5.0",),
             id="5.0, error: node 1 (spark2): 9.0 GiB of memory are",
         ),
         pytest.param(
-            8.9, ("error: node 1 (spark2): 9.0 GiB",), id="8.9, error: node 1 (spark2): 9.0 GiB"
+            8.9,
+            ("error: node 1 (spark2): memory: expected 9.0 GiB",),
+            id="8.9, error: node 1 (spark2): 9.0 GiB",
         ),
         pytest.param(9.0, (), id="9.0"),
     ],

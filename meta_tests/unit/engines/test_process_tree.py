@@ -42,7 +42,7 @@ def test_nothing_of_an_earlier_run_or_of_somebody_else_is_overwritten(tmp_path):
     texts = sorted(path.read_text() for path in (tmp_path / "earlier").glob("*/verdict.json"))
     assert texts == ["first", "second", "third"]
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(errors.UsageError, match=r"seen: thesis\.tex"):
+    with pytest.raises(errors.UsageError, match=r"got a folder with thesis\.tex"):
         directory.take(tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_llama_servers_own_parser_is_asked(tmp_path):
 
 
 def test_an_environment_without_sglang_is_named():
-    with pytest.raises(UsageError, match="expected an environment with SGLang, found none"):
+    with pytest.raises(UsageError, match="expected an environment with SGLang, got none"):
         SGLang().check_interpreter(sys.executable, {**os.environ, "PYTHONPATH": ""})
     with pytest.raises(UsageError, match=r"its engine's own parser cannot be run: .*sglang"):
         SGLang().check_arguments(sys.executable, [[]], {**os.environ, "PYTHONPATH": ""})

@@ -73,7 +73,7 @@ def test_the_only_model_of_a_server_is_taken_as_it_is(entry, remark):
     ],
 )  # fmt: skip
 def test_a_server_of_another_model_is_refused(models, chosen, serves):
-    with pytest.raises(UsageError, match=f"it serves {serves}; name one with --model"):
+    with pytest.raises(UsageError, match=f"got one of {serves}; name one with --model"):
         attached(models, chosen)
 
 
@@ -91,7 +91,7 @@ def test_a_name_that_is_required_is_required(certify):
         how = {"judging": GivenJudging(certify=True)}
     else:
         how = {"target": GivenTarget(served_name="gpt-oss-120b")}
-    with pytest.raises(UsageError, match="expected a server of 'gpt-oss-120b', it serves default"):
+    with pytest.raises(UsageError, match="expected a server of 'gpt-oss-120b', got one of default"):
         attached([{"id": "default"}], **how)
 
 

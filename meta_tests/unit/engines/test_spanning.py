@@ -67,12 +67,12 @@ def fault_of(monkeypatch, tmp_path) -> Iterator[Callable[..., ServerError | None
     [
         pytest.param(
             [{}, CUT_OFF],
-            "the link is down: for 0 s it does not reach this machine (Network is unreachable)",
+            "the link is down: it has not reached this machine for 0 s (Network is unreachable)",
             id="it no longer reaches this machine",
         ),
         pytest.param(
             [{}, CUT_OFF | UNANSWERED],
-            "the link is down: for 0 s it does not reach this machine",
+            "the link is down: it has not reached this machine for 0 s",
             id="nor has its connection an answer",
         ),
         pytest.param(
@@ -113,7 +113,7 @@ def test_state_that_passes_is_no_fault(fault_of, states):
 
 def test_a_node_that_reports_no_more_is_silent(fault_of):
     fault = fault_of({}, silent_after_s=PATIENCE_S)
-    assert fault is not None and "it has told nothing for 0 s" in fault.cause.summary, fault
+    assert fault is not None and "it has sent nothing for 0 s" in fault.cause.summary, fault
 
 
 def test_a_node_that_starts_may_take_longer(fault_of):

@@ -375,7 +375,7 @@ def test_a_folder_of_the_packages_name_is_no_checkout(layout):
     assert layout.wrong(layout.work) == []
     os.chdir("/")
     (line,) = layout.wrong(layout.work)
-    assert "required from the checkout" in line
+    assert "expected the one of the checkout" in line
 
 
 def test_an_editable_install_is_an_install(layout, tmp_path):
@@ -393,7 +393,7 @@ def test_what_only_pythonpath_or_the_working_directory_has_is_misplaced(layout, 
     layout.package(layout.packages / "vllm")
     layout.package(tmp_path / "elsewhere" / "vllm")
     (line,) = layout.wrong(PYTHONPATH=f"{tmp_path}/elsewhere")
-    assert f"required from {layout.packages}/vllm" in line and "elsewhere/vllm" in line
+    assert f"expected {layout.packages}/vllm" in line and "elsewhere/vllm" in line
     layout.package(layout.work / "flashinfer")
     (line,) = layout.wrong()
-    assert "flashinfer: required from an installed package, of which there is none" in line
+    assert "flashinfer: expected an installed package (there is none)" in line

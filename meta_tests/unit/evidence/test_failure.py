@@ -73,7 +73,7 @@ def test_error_answer_of_a_server_is_explained() -> None:
     assert "TIKTOKEN_ENCODINGS_BASE" in explained
     assert explain(answer.replace("500", "400")) is None
     assert explain("Error code: 500 - {'error': {'message': 'RuntimeError: no'}}") is None
-    assert explain("AssertionError: required 500 tokens, seen 499") is None
+    assert explain("AssertionError: expected 500 tokens, got 499") is None
 
 
 def test_why_each_kernel_refused_is_told() -> None:

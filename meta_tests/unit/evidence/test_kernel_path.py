@@ -319,14 +319,14 @@ def test_unknown_engine_is_refused():
             "cpu-tiny-gpt-oss",
             ("Using CPU Unq", "Using TPU Unq"),
             False,
-            ("moe: required CPU",),
+            ("moe: expected CPU",),
             id="cpu-tiny-gpt-oss, Using CPU Unq Using TPU Unq, not",
         ),
         pytest.param(
             "sm90-tiny-gpt-oss",
             ("", ""),
             False,
-            ("attention: required FLASH_ATTN",),
+            ("attention: expected FLASH_ATTN",),
             id="sm90-tiny-gpt-oss, not managed, attention: required",
         ),
     ],
@@ -347,6 +347,6 @@ def test_what_an_engine_does_not_log_is_not_held_to_it(tmp_path, name, change, m
         assert paths.unlogged(server) is None
         return
     lines = [*map(str, paths._contradictions(server, loaded.under_test))]
-    lines = [line for line in lines if "required" in line and "variables" not in line]
+    lines = [line for line in lines if ": expected" in line and "variables" not in line]
     assert len(lines) == len(wrong), lines
     assert all(line.startswith(text) for line, text in zip(lines, wrong, strict=True))

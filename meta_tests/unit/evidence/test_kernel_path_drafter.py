@@ -41,9 +41,9 @@ def test_its_own_drafter_is_the_required_one(configuration, eager, tmp_path):
 
 @pytest.mark.parametrize("configuration", NAMES)
 def test_another_drafter_or_none_is_red(configuration, tmp_path):
-    assert "speculative: required eagle3, seen none" in wrong(configuration, "None", tmp_path)
+    assert "speculative: expected eagle3, got none" in wrong(configuration, "None", tmp_path)
     ngram = SPECULATES.format("ngram", "None")
-    assert "seen ngram" in wrong(configuration, ngram, tmp_path)
+    assert "got ngram" in wrong(configuration, ngram, tmp_path)
     for other in NAMES.values():
         if other != NAMES[configuration]:
             served = SPECULATES.format("eagle3", other)
@@ -52,4 +52,4 @@ def test_another_drafter_or_none_is_red(configuration, tmp_path):
 
 def test_the_project_s_own_question_is_asked_without_a_drafter(tmp_path):
     served = SPECULATES.format("eagle3", NAMES["eagle3-short"])
-    assert "speculative: required none, seen eagle3" in wrong("stock", served, tmp_path)
+    assert "speculative: expected none, got eagle3" in wrong("stock", served, tmp_path)

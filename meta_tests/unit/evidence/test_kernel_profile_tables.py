@@ -92,7 +92,9 @@ def test_cut_rows_of_real_tables_are_never_of_another_part(table):
 def test_cut_names_are_untold_and_contradict_nothing(name):
     wrong, untold = judged(REAL, real(name), layers=36)
     assert wrong == []
-    assert any(re.search(r"Sm120Array.*cannot be told, \d+ names are cut", line) for line in untold)
+    assert any(
+        re.search(r"Sm120Array.*undecided because \d+ names are cut", line) for line in untold
+    )
     path = KernelPath(moe="MARLIN", attention="TRITON_ATTN")
     wrong, _ = judged(path, real(name))
     assert len(wrong) == (3 if name == "fused" else 2), "what the names still tell contradicts"
@@ -220,7 +222,7 @@ MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfu
         pytest.param({"DENSE_MARLIN": 73}, "", "", id="DENSE_MARLIN 73"),
         pytest.param(
             {"DENSE_MARLIN": 72, "BF16": 1},
-            "requantised: required qkv, o, lm_head, seen .*1152 calls",
+            "requantised: expected qkv, o, lm_head, got .*1152 calls",
             "",
             id="DENSE_MARLIN 72 BF16 1, requantised: required qkv, o",
         ),
@@ -233,12 +235,12 @@ MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfu
         pytest.param(
             {"DENSE_MARLIN": 36, "BF16": 37},
             "",
-            "requantised: .*do not tell",
-            id="DENSE_MARLIN 36 BF16 37, requantised: .*do not tell",
+            "requantised: .*do not show",
+            id="DENSE_MARLIN 36 BF16 37, requantised: .*do not show",
         ),
         pytest.param(
             {"DENSE_MARLIN": 73, "GATED": 36},
-            "moe_variant: required unfused, seen .*BlockScaledGated",
+            "moe_variant: expected unfused, got .*BlockScaledGated",
             "",
             id="DENSE_MARLIN 73 GATED 36, moe_variant: required",
         ),

@@ -348,7 +348,8 @@ def test_page_and_summary_show_each_rank(tmp_path):
             ),
             "INFO 11-20 10:00:00 [loggers.py:1] as ever",
             "nccl",
-            r"as node 0 \(rank0.log\) says, the rank at the other end is gone: .*10.0.0.2",
+            r"as node 0 \(rank0.log\) says, the rank at the other end of a connection is gone: "
+            r".*10.0.0.2",
             id="RuntimeError: (gloo/transport/tcp/pair.cc:534) (2)",
         ),
         pytest.param(

@@ -14,7 +14,7 @@ from sm121.evidence import ranks as rank_paths
             None,
             (0, 1),
             ("(world_size=|world size )2", r"\g<1>3"),
-            ("^world size of rank 0 on .*: required 2, seen 3", "^world size of rank 1"),
+            ("^world size of rank 0 on .*: expected 2, got 3", "^world size of rank 1"),
             None,
             None,
             id="a world of three",
@@ -23,7 +23,7 @@ from sm121.evidence import ranks as rank_paths
             None,
             (0, 1),
             ("(world_size=|world size )2", r"\g<1>1"),
-            ("^world size of rank 0 on .*: required 2, seen 1", "^world size of rank 1"),
+            ("^world size of rank 0 on .*: expected 2, got 1", "^world size of rank 1"),
             None,
             None,
             id="each for itself",
@@ -46,7 +46,7 @@ from sm121.evidence import ranks as rank_paths
             (1,),
             (".+", ""),
             None,
-            ("^rank 1: no line of the logs is of it",),
+            ("^rank 1: expected its lines in a log, got none",),
             None,
             id="a rank that is in no log",
         ),
@@ -55,7 +55,7 @@ from sm121.evidence import ranks as rank_paths
             (1,),
             ("rank=1|rank 1", {"rank=": "rank=0", "rank ": "rank 0"}),
             None,
-            ("^rank 1: no line of the logs", "^rank 0: two logs show it"),
+            ("^rank 1: expected its lines in a log", "^rank 0: expected its lines in one log"),
             None,
             id="the same log twice",
         ),
@@ -66,7 +66,7 @@ from sm121.evidence import ranks as rank_paths
             None,
             (
                 (
-                    r"^the logs are not of one start \(rank 0 on spark1: commId "
+                    r"^the logs are from different starts \(rank 0 on spark1: commId "
                     "0x3470ca318760efc8, rank 1 on spark2: commId 0x99ff"
                 ),
             ),
@@ -81,7 +81,7 @@ from sm121.evidence import ranks as rank_paths
                 r"[Rank 1] ncclCommInitRankConfig \g<1>0x99ff00ca31876001",
             ),
             None,
-            ("^the logs are not of one start",),
+            ("^the logs are from different starts",),
             None,
             id="the log of another start, in the words of NCCL 2.29",
         ),
@@ -102,7 +102,7 @@ from sm121.evidence import ranks as rank_paths
             (1,),
             ("NCCL INFO .*|INFO 11-22", {"NCCL": "NCCL version 2.28.9", "INFO": "INFO 11-20"}),
             None,
-            ("^transport of rank 1", "^the logs are not of one start .*48 h apart"),
+            ("^transport of rank 1", "^the logs are from different starts .*48 h apart"),
             None,
             id="the log of another day, of a server without words of NCCL",
         ),
@@ -114,7 +114,7 @@ from sm121.evidence import ranks as rank_paths
                 {"NCCL": "NCCL version 2.28.9", "29501": "", "INFO": "INFO 11-20"},
             ),
             None,
-            ("^transport of rank 1", "^the logs are not of one start .*48 h apart"),
+            ("^transport of rank 1", "^the logs are from different starts .*48 h apart"),
             None,
             id="the log of another day, which names no start",
         ),
@@ -178,7 +178,7 @@ def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
         change = ("NCCL INFO .*|INFO 11-22 10", instead)
         nodes.append(two_logs(tmp_path / hour, "nnodes", [0, 1], change).nodes[rank])
     of_ranks = rank_paths.read_ranks([(node.name, node.log) for node in nodes], "vllm")
-    assert not [line for line in rank_paths.missing(of_ranks, 2) if "not of one start" in line]
+    assert not [line for line in rank_paths.missing(of_ranks, 2) if "from different starts" in line]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ EVIDENCE = ROOT / "docs" / "evidence" / "h100-x2-transport.log"
             ),
             (
                 (
-                    r"^transport of rank 0 on .*: required RoCE or IB, seen Socket \(NCCL INFO "
+                    r"^transport of rank 0 on .*: expected RoCE or IB, got Socket \(NCCL INFO "
                     r"Channel .* via NET/Socket/0\)"
                 ),
                 "^transport of rank 1",
@@ -52,7 +52,7 @@ EVIDENCE = ROOT / "docs" / "evidence" / "h100-x2-transport.log"
             None,
             (1,),
             (r"via NET/IB/\d", "via NET/Socket/0"),
-            ("^transport of rank 1 on .*seen Socket",),
+            ("^transport of rank 1 on .*got Socket",),
             None,
             None,
             id="TCP on one rank",
@@ -61,7 +61,7 @@ EVIDENCE = ROOT / "docs" / "evidence" / "h100-x2-transport.log"
             None,
             (0,),
             (r"\[receive\] via NET/IB/1", "[receive] via NET/Socket/1"),
-            ("^transport of rank 0 on .*seen Socket",),
+            ("^transport of rank 0 on .*got Socket",),
             None,
             None,
             id="one channel of several by TCP, though devices were found",
@@ -74,7 +74,7 @@ EVIDENCE = ROOT / "docs" / "evidence" / "h100-x2-transport.log"
                 {"Channel": "NCCL INFO Trees", "Using network IB": "Using network Socket"},
             ),
             (
-                r"^transport of rank 0 on .*seen Socket \(NCCL INFO Using network Socket\)",
+                r"^transport of rank 0 on .*got Socket \(NCCL INFO Using network Socket\)",
                 "^transport of rank 1",
             ),
             None,
@@ -412,4 +412,4 @@ def test_numbers_over_tcp_are_invalid(ranks, tmp_path):
     run.paths = paths
     invalid, _ = bench._check_path(run, server)
     assert [each.reason for each in invalid] == ["kernel_path"] * bool(ranks)
-    assert all("seen Socket" in each.evidence for each in invalid)
+    assert all("got Socket" in each.evidence for each in invalid)

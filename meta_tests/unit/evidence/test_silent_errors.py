@@ -295,17 +295,17 @@ def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
 @pytest.mark.parametrize(
     ("dmesg", "journal", "unread"),
     [
-        ("[    9.0] x", None, "its first line is of later than the start"),
+        ("[    9.0] x", None, "its first line is later than the server"),
         pytest.param(
             "[    9.0] x",
             "[    2.0] host kernel: x",
-            "its first line is of later than the start",
+            "its first line is later than the server",
             id="( 9.0) x, ( 2.0) host kernel: x, its first line is of",
         ),
         pytest.param(
             "[    1.5] NVRM: Xid (PCI:1): 31",
             None,
-            "its first line is of later than the start",
+            "its first line is later than the server",
             id="( 1.5) NVRM: Xid (PCI:1): 31, its first line is of",
         ),
         ("[    0.5] boot", None, ""),

@@ -168,7 +168,7 @@ def test_work_left_out_where_nobody_looks_is_faster_than_memory():
     output = timed.call()
     honest = timed.bytes_moved / 5e9
     assert benchmarks.check(case, honest, timed, output, peak) == pytest.approx(0.5)
-    with pytest.raises(Invalid, match=r"seen: 1\.5 of the bandwidth: .*did not do all its work"):
+    with pytest.raises(Invalid, match=r"got 1\.5 of the bandwidth: .*did not do all its work"):
         benchmarks.check(case, timed.bytes_moved / 15e9, timed, output, peak)
 
 
@@ -183,12 +183,12 @@ def test_what_is_timed_is_judged(case):
     assert timed.judge(before) == []
     timed.renew()
     assert timed.judge(timed.call()) == []
-    assert timed.judge(before), "required: detected, seen: what the last call gave passes"
+    assert timed.judge(before), "expected a fact for the output of the last call"
     timed = benchmarks.build(TorchProvider(), case)
     output = timed.call()
     for part in as_parts(output):
         part.view(torch.uint8).fill_(0)
-    assert timed.judge(output), "required: detected, seen: zeros pass"
+    assert timed.judge(output), "expected a fact for zeros"
 
 
 @pytest.mark.parametrize("value", [0.0, torch.nan])
@@ -317,9 +317,9 @@ def test_each_tactic_is_judged_in_a_process_of_its_own():
     kernels = kernels_of("tuned")
     wrong = text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
     assert "tactic right" not in wrong
-    assert "tactic wrong: fused_moe into memory of NaN: required: " in wrong and "slope" in wrong
-    assert "tactic crash: required: a result, seen: the process ended with SIGABRT" in wrong
-    assert "tactic hang: required: an end within 30 s" in wrong
+    assert "tactic wrong: fused_moe into memory of NaN: expected " in wrong and "slope" in wrong
+    assert "tactic crash: expected a result, got the process ended with SIGABRT" in wrong
+    assert "tactic hang: expected an end within 30 s" in wrong
     kernels.child_of("").close()
 
 
@@ -360,13 +360,13 @@ class RoutingReused(TorchProvider):
 def test_two_runs_into_the_same_memory_are_compared_of_the_routing():
     case = next(case for case in cases.GROUPS["routing"] if case.tokens > 1 and not case.strided)
     (line,) = checks.check(RoutingReused(), problems.build(case))
-    assert "as declared, seen: two runs differ" in str(line)
+    assert "as declared, got two runs that differ" in str(line)
 
 
 @pytest.mark.slow("nine seconds of experts")
 def test_two_runs_into_the_same_memory_are_compared():
     (line,) = checks.check(Reusing(), problems.build(cases.GROUPS["tactics"][0]))
-    assert "as declared, seen: two runs differ" in str(line)
+    assert "as declared, got two runs that differ" in str(line)
 
 
 @pytest.mark.slow("several processes with torch")
@@ -374,10 +374,10 @@ def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged():
     """An abort ended pytest, and a fault of the device left all other cases NOT_RUN."""
     kernels = kernels_of("faulty")
     aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]
-    reason = "tokens-1: required: a result, seen: the process ended with SIGABRT"
+    reason = "tokens-1: expected a result, got the process ended with SIGABRT"
     assert text(kernels.wrong(aborted)).startswith(reason)
     assert "an illegal memory access" in text(kernels.wrong(faulted))
-    assert "a result, seen: the process ended with 0" in text(kernels.wrong(ended))
+    assert "a result, got the process ended with 0" in text(kernels.wrong(ended))
     assert kernels.wrong(right) == []
     with pytest.raises(NotRun, match="lists no autotune tactics"):
         kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0])

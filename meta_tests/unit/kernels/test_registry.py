@@ -44,7 +44,7 @@ def test_a_provider_of_ones_own_is_judged(run_pytest):
     status, run = run_pytest(*NUMERICS, *provider, environment=HERE)
     assert status == 1, run.output
     failed = [t for t in judged(run) if t["verdict"] == "FAIL"]
-    assert failed and "required: max of the error at most" in failed[0]["message"]
+    assert failed and "expected max of the error at most" in failed[0]["message"]
 
 
 @pytest.mark.slow("a run more")

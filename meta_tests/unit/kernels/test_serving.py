@@ -294,9 +294,9 @@ def test_what_no_server_has_shown_is_said():
 def test_the_summary_names_both(of_log):
     file = run(of_log(TRITON_ATTN, MARLIN), judging("fused_moe", "vllm"))
     text = summary.markdown(file)
-    assert "| kernels judged | fused\\_moe (MARLIN) by vllm, 1 cases |" in text
-    assert "| kernels not judged | route, prefill\\_attention" in text
-    assert "report.html says why" in text
+    assert "| kernels tested | fused\\_moe (MARLIN) by vllm, 1 cases |" in text
+    assert "| kernels not tested | route, prefill\\_attention" in text
+    assert "report.html contains the reasons" in text
 
 
 def test_shards_judge_the_kernels_together(of_log):

@@ -19,42 +19,42 @@ def judged(*readings, **options) -> tuple[BoxState, str]:
     [
         pytest.param(
             {"bandwidth_gb_s": 150.0},
-            "memory bandwidth: required 200 GB/s",
+            "memory bandwidth: expected 200 GB/s",
             id="memory at 150 GB/s",
         ),
         pytest.param(
             {"sm_clock_mhz": 799, "power_w": 19.5},
-            "SM clock under load: required 2050 MHz",
+            "SM clock under load: expected 2050 MHz",
             id="stuck at 799 MHz",
         ),
         pytest.param(
             {"matrix_tflop_s": 36.5},
-            "matrix rate: required 70 TFLOP/s",
+            "matrix rate: expected 70 TFLOP/s",
             id="matrices at half",
         ),
         pytest.param(
             {"bandwidth_gb_s": 70.0},
-            "memory bandwidth: required 200 GB/s",
+            "memory bandwidth: expected 200 GB/s",
             id="memory at a third",
         ),
         pytest.param(
             {"matrix_tflop_s": 60.0},
-            "matrix rate: required 70 TFLOP/s",
+            "matrix rate: expected 70 TFLOP/s",
             id="a cap at 100 W, by the matrix rate",
         ),
         pytest.param(
             {"sm_clock_mhz": 1900},
-            "SM clock under load: required 2050 MHz",
+            "SM clock under load: expected 2050 MHz",
             id="a cap at 100 W, by the clock",
         ),
         pytest.param(
             {"power_limit_w": 100.0, "power_limit_default_w": 140.0},
-            "the GPU's power is limited: required its default of 140 W, seen 100 W",
+            "the GPU's power is limited: expected its default of 140 W, got 100 W",
             id="a cap at 100 W, by its limit",
         ),
         pytest.param(
             {"power_capped": 0.95, "power_w": 74.0},
-            "seen in 95% of the samples at 74 W",
+            "got one in 95% of the samples at 74 W",
             id="a cap at 100 W, by its samples",
         ),
         pytest.param(
@@ -174,7 +174,7 @@ def test_readings_give_a_state(profile_of, before, after, load_during, state, wh
 OTHERS = "end the other work on this machine"
 LIMIT = "end what limits the GPU (nvidia-smi -q -d PERFORMANCE,POWER,CLOCK)"
 UNPLUG = "unplug the machine for a minute"
-WAIT = "wait until `sm121 box` says QUALIFIED"
+WAIT = "wait until `sm121 box` reports QUALIFIED"
 
 
 @pytest.mark.parametrize(

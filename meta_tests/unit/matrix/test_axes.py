@@ -286,7 +286,7 @@ def test_a_value_that_the_log_does_not_show_is_a_fallback(value):
     assert expected.unmet(label, KernelPath(), log) == []
     silent = log.replace(": False", ": True").replace("(eager)", "").replace("s': 1", "s': 16")
     (wrong,) = expected.unmet(label, KernelPath(), silent)
-    assert wrong.startswith(f"{label}: must see")
+    assert wrong.startswith(f"{label}: expected a line")
 
 
 def test_a_setting_has_evidence_of_its_own():
@@ -411,7 +411,7 @@ def test_of_an_attached_server_without_a_log_nothing_is_taken_on_trust(
     silent = attached_level(tmp_path, profile.load(str(matrix_profile)), serve_cell, log=False)
     record = silent.examine(silent.plan.cells[0])
     assert record.outcome is CellOutcome.NOT_RUN and record.reason.startswith("path: ")
-    assert "the attached server's log is not known" in record.reason
+    assert "the attached server's log is unknown" in record.reason
     passed = {step.name for step in record.steps if step.outcome is CellOutcome.PASS}
     others = "start answers equivalence stress drafts alive performance"
     assert passed == {*others.split()}

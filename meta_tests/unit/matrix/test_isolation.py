@@ -101,7 +101,9 @@ def test_three_values_that_fail_together_need_the_third_strength():
     triple = (("graphs", "compiled"), ("spec", "ngram"), ("seqs", "1"))
     (one,) = Engine(SPACE, {triple: FAIL}).sets(strength=3)
     assert one.choice == triple and one.confirmed
-    assert str(one) == "graphs=compiled + spec=ngram + seqs=1: FAIL; each alone passes (planted)"
+    assert (
+        str(one) == "graphs=compiled + spec=ngram + seqs=1: FAIL; each part alone passes (planted)"
+    )
 
 
 def test_without_boots_the_candidates_are_said():
@@ -133,11 +135,11 @@ def again_as(*outcomes, **changed):
 @pytest.mark.parametrize(
     ("outcome", "says"),
     [
-        pytest.param(PASS, "once, and not again", id="PASS, once, and not again"),
+        pytest.param(PASS, "failed once, and not in a second start", id="PASS, failed once"),
         pytest.param(
             CellOutcome.NOT_RUN,
-            "started again, it came to NOT_RUN",
-            id="CellOutcome.NOT_RUN, started again, it came to NOT_RUN",
+            "the second start ended with NOT_RUN",
+            id="CellOutcome.NOT_RUN, the second start ended with NOT_RUN",
         ),
         (None, "not isolated"),
     ],
@@ -206,7 +208,7 @@ def test_without_a_decision_values_are_not_known_to_work(undecided, works):
     sets = unisolated([*records, ended(FAIL, graphs="compiled", seqs="1", load="eager")])
     others = {sets[0].choice, *sets[0].alternatives}
     assert ((("seqs", "1"),) in others) is not works
-    assert "of which all but the rate was judged" in feature_matrix.markdown(SPACE, file)
+    assert "passes all checks but has an invalid rate" in feature_matrix.markdown(SPACE, file)
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
@@ -220,12 +222,12 @@ def test_what_fails_is_told_before_it_is_known_why(interrupted):
 
     file = built(records, interrupted=interrupted)
     text = feature_matrix.markdown(SPACE, file)
-    assert "Nothing of what was run" not in text
+    assert "No executed cell" not in text
     assert f"- SLOWER: `{slower.id}`, planted" in text
     assert ("**Interrupted: " in text) is interrupted
     assert f"{len(file.not_run)} of" in text
     explained = feature_matrix.markdown(SPACE, built(records, unisolated(records)))
-    assert "was not looked for" not in explained
+    assert "were not searched for" not in explained
     passed = built([*records, ended(PASS, True, graphs="compiled")])
     assert feature_matrix.unexplained(passed) == []
     whole = file.model_copy(update={"not_run": [], "interrupted": False})
@@ -263,7 +265,7 @@ def test_the_report_says_what_is_known():
     sets = isolation.smallest(SPACE, list(records), tried)
     file = feature_matrix.build(SPACE, array, records, sets, profile="p")
     text = feature_matrix.markdown(SPACE, file, command="make it")
-    assert "Made by `make it`." in text and "each alone passes" in text
+    assert "Made by `make it`." in text and "each part alone passes" in text
     assert "| 2 | 126 | 126 | 126 | 0 |" in text
     states = feature_matrix.pairs(SPACE, file)
     sizes = itertools.combinations([len(SPACE.values(axis)) for axis in SPACE.axes], 2)

@@ -84,7 +84,7 @@ def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_ma
     broken = [c for c in matrix["cells"] if c["outcome"] in ("FAIL", "CRASH")]
     assert broken and matrix["interrupted"] and matrix["not_run"]
     text = (run.report / "matrix" / "FEATURE_MATRIX.md").read_text()
-    assert "Nothing of what was run" not in text and "**Interrupted: " in text
+    assert "No executed cell" not in text and "**Interrupted: " in text
     assert f"- {broken[0]['outcome']}: `{broken[0]['id']}`" in text
     page = (run.report / "report.html").read_text()
     assert "<strong>Interrupted: " in page and broken[0]["id"] in page
@@ -127,7 +127,7 @@ def test_a_failure_that_did_not_come_again_is_told_apart_after_merging(again):
     ]  # fmt: skip
     (failing,) = whole.failing_sets
     assert failing.confirmed is (again is CellOutcome.FAIL)
-    assert failing.confirmed or "once, and not again" in failing.text
+    assert failing.confirmed or "failed once, and not in a second start" in failing.text
 
 
 def test_starts_to_compare_with_are_counted():
@@ -205,5 +205,5 @@ def test_a_shard_whose_matrix_cannot_be_read_is_refused(tmp_path):
     for name, options in (("one", None), ("two", ["--y"])):
         part = matrix_of(BASELINE).model_copy(update={"options": options})
         wrote(tmp_path, name, text_of(part))
-    with pytest.raises(UsageError, match="matrices are of another options"):
+    with pytest.raises(UsageError, match="matrices of the shards differ in their options"):
         merging.write_matrix(tmp_path, ["one", "two"])

@@ -307,7 +307,7 @@ def test_a_block_scale_shows_its_share_and_rounding_none():
     noise = torch.randn(problem.reference.shape, generator=generator, dtype=torch.float64)
     noise *= problem.reference * 2.0**-7
     assert not second(noise).beyond()
-    assert second(torch.full_like(noise, torch.nan)).beyond(), "required: NaN is a finding"
+    assert second(torch.full_like(noise, torch.nan)).beyond(), "expected a finding for NaN"
 
 
 def test_every_tolerance_file_entry_is_read():

@@ -192,7 +192,7 @@ def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, la
             bench.recorded["tg"] = (None, None)
             opened.cell = lambda _depth: None
             recorder = SimpleNamespace(run=run, recorded=[])
-            wrong = pytest.raises(unmet.Unmet, match="what it knew before it was measured")
+            wrong = pytest.raises(unmet.Unmet, match="what was known before the measurement")
             with nullcontext() if later == "Paris" else wrong:
                 bench.last_look(recorder)
 

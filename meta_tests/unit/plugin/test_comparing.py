@@ -104,7 +104,7 @@ def test_the_first_run_of_a_ci_is_told_what_to_store(judged, options):
         pytest.param(
             (SCENARIO, f"{COMPARE}="), "expected the number of a stored run", id="an-empty-number"
         ),
-        pytest.param((SCENARIO, FAIL), f"expected {COMPARE} beside it", id="only-a-limit"),
+        pytest.param((SCENARIO, FAIL), f"expected {COMPARE} with it", id="only-a-limit"),
         pytest.param(
             (SCENARIO, COMPARE, "--benchmark-disable"),
             "Leave out --benchmark-disable",

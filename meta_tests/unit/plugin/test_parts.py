@@ -30,7 +30,7 @@ def deaths(finished: bool, killers: dict[str, str]) -> list[TestReport]:
 def test_a_worker_that_dies_beside_its_tests_has_failed():
     (end,) = deaths(False, {})
     assert end.id == "end of the run::worker gw0" and end.verdict is Verdict.FAIL
-    assert "gw0: required: each worker ends its part" in end.message
+    assert "gw0: expected the worker to end its part" in end.message
 
 
 def test_a_worker_that_dies_in_a_test_fails_that_test_alone():

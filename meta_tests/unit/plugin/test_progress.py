@@ -118,7 +118,7 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     slower = "0:30, slower than forecast, about 1:50 left"
     assert progress.line() == f"{slower} | smoke 1/3 ended | test_two"
     now[0] = 50.0
-    failed = result("test_two", Verdict.FAIL, "required: 1, seen: 2", seconds=20)
+    failed = result("test_two", Verdict.FAIL, "expected 1, got 2", seconds=20)
     progress.end(failed)
     progress.end(result("test_unable", Verdict.NOT_RUN))
     progress.begin("kernel", "tests/test_kernel.py::test_1")
@@ -126,7 +126,7 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     assert progress.line() == line
     assert without_clock(written) == [
         "smoke: 3 checks (1 cannot run); about 2:00 left of the run",
-        "FAIL: tests/test_smoke.py::test_two: required: 1, seen: 2",
+        "FAIL: tests/test_smoke.py::test_two: expected 1, got 2",
         "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:50; slower than forecast, about 1:40 left of the run",
         "kernel: 4 checks; slower than forecast, about 1:40 left of the run",
     ]

@@ -70,7 +70,7 @@ def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch,
     status, run = run_pytest(*plugin, *chosen)
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
     (end,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
-    assert end["verdict"] == "FAIL" and "gw0: required: each worker ends" in end["message"]
+    assert end["verdict"] == "FAIL" and "gw0: expected the worker to end" in end["message"]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_another_unit_or_direction_is_undecided():
         stored = StoredMetric("0001", "metric", "unit", True, 1.0, 1.0, 1.0, metric.test)
         comparison = judging.compare(Samples([1.0] * 40), metric, stored, 0.05)
         assert comparison.verdict is Verdict.INCONCLUSIVE and comparison.worse is None
-        told = f"what 0001 has (unit, higher is better), seen: {unit}, "
+        told = f"the unit and direction of 0001 (unit, higher is better), got {unit}, "
         assert told in str(comparison.fact)
 
 

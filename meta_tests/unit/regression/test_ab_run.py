@@ -72,7 +72,7 @@ def test_a_slower_server_is_worse(compared, promise):
     status, tests, run = compared(500, 450, *promise)
     assert status == 1, run.output
     failed = {name: test["message"] for name, test in tests.items() if test["verdict"] == "FAIL"}
-    worse = "tg32@d0: required: B is not worse than A, seen: it is"
+    worse = "tg32@d0: expected B to be not worse than A, got a worse B"
     assert worse in failed["test_b_is_not_worse_than_a"]
     assert "changes by at least +10 %" in failed["test_the_hypothesis_holds"]
     assert "| FAIL |" in (run.report / "review.md").read_text()

@@ -48,7 +48,7 @@ def test_the_report_of_an_a_b_run_has_its_plot(tmp_path):
     assert "B is worse than A in 1 of 5 metrics: decode tg32 -9.7 % [-10.2, -9.1]." in section
     assert len(re.findall(r'<circle class="point" cx="[\d.]+%"', section)) == 4
     assert len(re.findall(r'<circle class="point hollow" cx="[\d.]+%"', section)) == 1
-    assert "(as it is)" in section and ">--moe-backend marlin</td>" in section
+    assert "(unchanged)" in section and ">--moe-backend marlin</td>" in section
     assert "FLASHINFER_CUTLASS_MXFP4_MXFP8" in section and "MARLIN" in section
     assert "[-10.2, -9.1]</span>" in section and "server-B.log" in section
     alone = stored.read(report_runs.write("pass", tmp_path / "pass"))
@@ -117,7 +117,7 @@ def test_a_comparison_may_be_void_or_none(tmp_path):
     file = folder / "ab.json"
     void = json.loads(file.read_text()) | {"void": "a warm cache", "outcomes": []}
     file.write_text(json.dumps(void))
-    assert "Nothing of it counts: a warm cache" in page.html(stored.read(folder))
+    assert "The comparison does not count: a warm cache" in page.html(stored.read(folder))
     file.write_text('{"sides": 3}')
     report = stored.read(folder)
     assert report.ab is None and any("ab.json" in line for line in report.run.remarks)

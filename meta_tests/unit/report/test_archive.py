@@ -60,7 +60,7 @@ def test_an_archive_is_of_the_run_wherever_it_is_asked_for(failed, tmp_path, mon
         assert {name.partition("/")[2] for name in archived.getnames()} >= names
 
 
-NOTHING = {"verdict": "NOT_RUN", "reason": "sm121 was asked for, this machine is cpu"}
+NOTHING = {"verdict": "NOT_RUN", "reason": "sm121 was requested, but this machine is cpu"}
 
 
 def put(folder: Path, started: str, **fields) -> Path:
@@ -91,7 +91,7 @@ def test_an_archive_is_of_the_newest_run_that_has_answers(tmp_path, capsys):
     put(report, "2026-11-29T10:00:00+00:00", **NOTHING)
     assert bundled(report, tmp_path)["started"].startswith("2026-11-28")
     printed = capsys.readouterr().out
-    assert "the newest run is NOT_RUN, and nothing ran in it" in printed
+    assert "the newest run is NOT_RUN, and no check was executed in it" in printed
     assert f"FAIL of 2026-11-28T10:00:00, in {report}/earlier/2" in printed
     newest = f"sm121 bundle {report}/verdict.json"
     assert newest in printed

@@ -16,7 +16,7 @@ def test_a_true_label_is_status_0(tmp_path, capsys):
     assert lines[4].endswith("60.99 GB        1.91 GB")
     text = "\n".join(lines)
     assert "experts: 128 a layer, of which a token uses 4" in text
-    assert "36.86 kB more for each token before it" in text
+    assert "36.86 kB per token" in text
     assert lines[-1] == "the label and the tensors agree"
 
 
@@ -27,9 +27,9 @@ def test_a_lie_is_status_1_and_one_line(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     wrong = [line for line in lines if line.startswith("WRONG: ")]
     assert wrong[0].startswith(
-        "WRONG: experts, layers 0 to 35: required: fp8 (fp8 in config.json), seen: mxfp4 (72 "
+        "WRONG: experts, layers 0 to 35: expected fp8 (fp8 in config.json), got mxfp4 (72 "
     )
-    assert wrong[1].startswith("WRONG: attention, layers 0 to 35: required: fp8 ")
+    assert wrong[1].startswith("WRONG: attention, layers 0 to 35: expected fp8 ")
 
 
 def test_json_has_the_facts(tmp_path, capsys):

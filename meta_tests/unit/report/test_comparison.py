@@ -95,7 +95,7 @@ def test_the_documents_table(files, capsys):
         "| tg32_c2 | benchy | 60.00",
         "| attention | FLASHINFER |",
         "box QUALIFIED",
-        "Not one clock: in-process, llama-benchy",
+        "The runs have different clocks: in-process, llama-benchy",
     ):
         assert row in out, row
     assert "99.00" not in out, "the prefix of a depth is not the prompt at that depth"
@@ -139,7 +139,7 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
                 "a": {
                     "verdict": "FAIL",
                     "severity": "courtesy",
-                    "message": "required: x | seen: y",
+                    "message": "expected x | got y",
                 },
                 "b": {"verdict": "FAIL", "severity": "blocker", "message": "garbage"},
                 "c": {"verdict": "FAIL", "severity": "blocker", "waived": True},
@@ -153,7 +153,7 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
     out = table_of(capsys, files / "vllm", tmp_path / "other.json", files / "llama-cpp.json")
     assert "| other | 1 | 0 | 1 | smoke FAIL |" in out
     assert out.index("| other | blocker | test_b | garbage |") < out.index("| test_a |")
-    assert "| courtesy | test_a | required: x \\| seen: y |" in out
+    assert "| courtesy | test_a | expected x \\| got y |" in out
     assert "test_c" not in out and "test_d" not in out and "test_e" not in out
     assert "| attention | FLASHINFER | FLASH_ATTN |" in out
     assert "| kv_cache_dtype | - | f16 |" in out and "| memory_peak_gib | other | 3.00 |" in out

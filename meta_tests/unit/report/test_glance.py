@@ -138,7 +138,7 @@ def test_the_box_beside_what_is_required() -> None:
     judgement = box_judgement.judge(reference, reading)
     text = glance.table("box.txt.j2", reference=reference, reading=reading, judgement=judgement)
     text = " ".join(text.split())
-    assert "memory bandwidth not measured (required: 200)" in text
+    assert "memory bandwidth not measured (minimum: 200)" in text
     assert (
         "memory available 12.5 GiB" in text and "CPU use of other processes 25% of the CPU" in text
     )

@@ -109,19 +109,19 @@ from sm121.run.verdict_file import (
                 {
                     "name": "test_moe[0]",
                     "level": "kernel",
-                    "message": "required: 1, seen: 2",
+                    "message": "expected 1, got 2",
                     "kernel": {"operation": "fused_moe", "provider": "vllm"},
                 },
                 {
                     "name": "test_moe[1]",
                     "level": "kernel",
-                    "message": "required: 1, seen: 2",
+                    "message": "expected 1, got 2",
                     "kernel": {"operation": "fused_moe", "provider": "vllm"},
                 },
                 {
                     "name": "test_moe[2]",
                     "level": "kernel",
-                    "message": "required: 1, seen: 2",
+                    "message": "expected 1, got 2",
                     "kernel": {"operation": "fused_moe", "provider": "vllm"},
                 },
             ),
@@ -130,7 +130,7 @@ from sm121.run.verdict_file import (
             None,
             (
                 "FAIL: a kernel differs from the oracle in 3 checks (first: fused_moe of "
-                "vllm: required: 1, seen: 2)"
+                "vllm: expected 1, got 2)"
             ),
             id="one kernel in three checks",
         ),
@@ -183,7 +183,7 @@ from sm121.run.verdict_file import (
             {"tg32@d0": {"value": 47.3, "unit": "tok/s", "minimum": 52.0, "verdict": "INVALID"}},
             None,
             None,
-            "INVALID: decode tg32@d0 does not count: second_clock: 40 against 47",
+            "INVALID: decode tg32@d0 is not valid: second_clock: 40 against 47",
             id="a rate of two clocks",
         ),
         pytest.param(

@@ -21,7 +21,7 @@ from sm121.run.verdict_file import (
         pytest.param(
             ("smoke",),
             {},
-            "PASS (not certified: only smoke asked for)",
+            "PASS (not certified: only smoke selected)",
             id="one level",
         ),
         pytest.param(ALL, {"certified": True}, "PASS (certified)", id="a certificate"),

@@ -78,7 +78,7 @@ def test_the_page_of_many_runs_is_accessible(planted, tmp_path, chromium, width)
     tab.is_quiet()
 
 
-QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
+QUIET = "nothing is red, worse than at its best or flaky, and no machine differs from its kind"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,11 @@ QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
         pytest.param(
             {"a1": [healthy(8), mul([{"slow": 1.1}], 8), healthy(8)]}, None, id="fixed-again"
         ),
-        pytest.param({"a1": [healthy(3)]}, "not judged, 6 runs with numbers show", id="few"),
+        pytest.param(
+            {"a1": [healthy(3)]},
+            "not judged, because a change of level needs 6 runs with numbers",
+            id="few",
+        ),
         pytest.param({"a1": [mul([{"slow": 1.08}], 8), healthy(8)]}, None, id="faster"),
     ],
 )

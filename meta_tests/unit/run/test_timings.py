@@ -343,7 +343,9 @@ def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
     """Two report directories, as in CI, and one storage."""
     options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", *SLOWLY)
     status, first = run_pytest(*options)
-    assert status == 0 and "(0 of 2 were timed here before)" in first.output, first.output
+    assert status == 0 and "(0 of 2 have durations from earlier runs here)" in first.output, (
+        first.output
+    )
     (target,) = kept(tmp_path / "s")
     assert target["profile"] == "cpu-tiny-gpt-oss" and target["configuration"] == "float32"
     assert target["machine"]["attached_to"] == "127.0.0.1"
@@ -352,7 +354,9 @@ def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
     _, second = run_pytest(*options)
     assert second.report != first.report
     assert re.search(
-        r"^plan \w+: 2 checks .*\(2 of 2 were timed here before\)", second.output, re.M
+        r"^plan \w+: 2 checks .*\(2 of 2 have durations from earlier runs here\)",
+        second.output,
+        re.M,
     )
 
 
@@ -438,4 +442,4 @@ def test_plan_says_a_range_for_each_plan(tmp_path):
     rows = dict(re.findall(r"^\| (\w+) \| \d+ \|.*\| ([^|]+) \|$", done.stdout, re.M))
     assert [*rows] == ["quick", "merge", "full"]
     assert all(re.fullmatch(r"[\d.]+ to [\d.]+ (min|h)", text) for text in rows.values()), rows
-    assert "Timed here: 0 of quick's" in done.stdout
+    assert "Checks with such a duration: 0 of quick's" in done.stdout

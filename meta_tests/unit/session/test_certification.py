@@ -350,7 +350,7 @@ def test_tests_of_levels_that_are_not_asked_for_are_left_out():
         assert remaining == (["smoke", "performance"] if certify else [*profile_fields.LEVELS])
         assert len(config.deselected) == (5 if certify else 0)
         assert len(config.stash.get(selection.LEFT_OUT, [])) == len(config.deselected)
-    line = "1 tests are left out: the certificate of profile cpu-tiny-gpt-oss does not ask for the"
+    line = "1 tests are left out: the certificate of profile cpu-tiny-gpt-oss does not require the"
     config = a_run(asking("smoke", "performance"), certify=True)
     selection.leave_out(config, [Item("a", "matrix")])
     assert config.stash.get(selection.LEFT_OUT, []) == [f"{line} matrix level"]
@@ -487,10 +487,10 @@ def test_a_model_that_is_not_the_profiles_contradicts_its_path(tmp_path):
     assert contradiction(hub, digest, loaded) is None
     assert contradiction(hub, digest, "openai/not-here") is None, "nothing tells"
     config.write_text(f"{SHAPE} ")
-    assert "model's digest: required " + digest in contradiction(hub, digest, loaded)
+    assert "model's digest: expected " + digest in contradiction(hub, digest, loaded)
     assert contradiction(hub, None, loaded) is None, "another file of the same shape"
     config.write_text(SHAPE.replace('"num_hidden_layers": 36', '"num_hidden_layers": 24'))
-    assert "seen num_hidden_layers 24" in contradiction(hub, None, loaded)
+    assert "got num_hidden_layers 24" in contradiction(hub, None, loaded)
     assert contradiction("canary:bf16", None, loaded) is None, "its shape is not known"
     weights = tmp_path / "model.gguf"
     weights.write_bytes(b"GGUF")

@@ -76,7 +76,7 @@ def test_a_dense_model_has_the_bound_of_its_bytes(profiled, tmp_path, reads, bou
 def test_marlin_where_cutlass_was_asked_for_fails(profiled, tmp_path):
     trace = decode_traces.write(tmp_path / "w.pt.trace.json", experts="MARLIN")
     status, out, _ = profiled(trace, "--backend", "CUTLASS")
-    assert status == 1 and "**Not as it must be**: MoE: expected kernels of CUTLASS, got" in out
+    assert status == 1 and "**Fault**: MoE: expected kernels of CUTLASS, got" in out
     assert profiled(trace, "--backend", "MARLIN")[0] == 0
 
 
@@ -117,7 +117,7 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
     status, out, err = profiled(server.base_url, *words)
     assert status == 1, err
     assert (len(asked["prompt"]), asked["steps"], asked["timed"]) == (512, 16, 16)
-    assert "**Not as it must be**: decode: expected at most 20 ms" in out
+    assert "**Fault**: decode: expected at most 20 ms" in out
     assert "- the host takes 50% of the step (more than 25%): see that CUDA graphs" in out
     assert "| a step (ms) | 22.18 |" in out and "; 11.11 ms with the profiler |" in out
     assert f"# Decode of {server.base_url}" in out

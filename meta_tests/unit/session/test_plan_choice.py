@@ -183,7 +183,7 @@ def test_a_machine_that_cannot_is_one_line(run_pytest):
     status, run = run_pytest("-m", "sm121", environment={"CUDA_VISIBLE_DEVICES": ""})
     lines = [line for line in run.output.splitlines() if line.strip()]
     assert status == 5 and len(lines) == 1, run.output
-    assert re.match(r"NOT_RUN: sm121 was asked for, this machine is \w+ \(", lines[0])
+    assert re.match(r"NOT_RUN: sm121 was requested, but this machine is \w+ \(", lines[0])
     assert "--base-url URL --arch sm121" in lines[0]
     assert run.verdict["verdict"] == "NOT_RUN" and run.verdict["exit_status"] == 5
     assert run.verdict["tests"]

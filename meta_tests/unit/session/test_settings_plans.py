@@ -197,13 +197,13 @@ def test_a_plan_says_what_stands_against_a_start(tmp_path, gib):
     [
         pytest.param(
             "0.24.0",
-            "path that is asked for: attention TRITON_ATTN, moe MARLIN",
-            id="0.24.0, path that is asked for: attention TRITON_ATTN",
+            "requested path: attention TRITON_ATTN, moe MARLIN",
+            id="0.24.0, requested path: attention TRITON_ATTN",
         ),
         pytest.param(
             "0.32.0",
-            "path that is asked for: attention FLASHINFER or TRITON_ATTN, moe MARLIN, KV",
-            id="0.32.0, path that is asked for: attention FLASHINFER or",
+            "requested path: attention FLASHINFER or TRITON_ATTN, moe MARLIN, KV",
+            id="0.32.0, requested path: attention FLASHINFER or",
         ),
     ],
 )
@@ -261,12 +261,12 @@ def gates_said(configuration: str | None, identity: str, folder: Path, *more: st
 def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
     d0, d4096, time_per_token = gates_said(None, "0.33.0", tmp_path)
     assert d0 == (
-        "gate tg32@d0: 52 tok/s (asked of every build) is above the bound: configuration stock "
+        "gate tg32@d0: 52 tok/s (applies to every build) is above the bound: configuration stock "
         "reads 5.17 GB a token: at most 45.4 tok/s on the fastest healthy machine (235 GB/s); "
         "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head --kv-cache-dtype fp8) reads 2.83"
     )
     assert d4096.startswith("gate tg32@d4096: 47 tok/s")
-    assert time_per_token.startswith("gate tpot_p50: 20 ms (asked of every build) is above")
+    assert time_per_token.startswith("gate tpot_p50: 20 ms (applies to every build) is above")
     for able in ((None, "0.14.0+mxfp4"), ("stock", "0.33.0"), ("cutlass", "0.33.0")):
         assert gates_said(*able, tmp_path) == [], able
     more = ("--mxfp4-layers", "all")

@@ -175,7 +175,7 @@ def test_trust_says_what_cannot_be_judged_yet(tmp_path, capsys):
 
 def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
     """Later acceptance counts: another failure of the same test was trusted later."""
-    for number, message in enumerate(("required 1, seen 2", "required 1, seen 7"), 1):
+    for number, message in enumerate(("expected 1, got 2", "expected 1, got 7"), 1):
         tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
         trusted_runs.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
     run, facts = held(a_run(*tests), trusted_runs.load("trusted", tmp_path))
@@ -216,7 +216,7 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
     _, _, narrower = trusted_runs.trust(
         stored(a_run(*TESTS), tmp_path / "two"), tmp_path, anew=True
     )
-    assert "not known" in narrower[0]
+    assert "unreadable" in narrower[0]
     assert trusted_runs.load("trusted", tmp_path).newest.file.tests[0].id == TESTS[0][0]
 
 
@@ -234,7 +234,7 @@ def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
     """Its rates are not judged, and both trust and the run say so."""
     folder = stored(of_a_sick_box(), tmp_path / "sick")
     assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0
-    assert "its rates and times are not judged, its answers are" in capsys.readouterr().out
+    assert "its answers are compared, but not its rates and times" in capsys.readouterr().out
     trusted = trusted_runs.load("trusted", tmp_path)
     run, facts = held(a_run(*TESTS), trusted)
     assert not facts and run.verdict is Verdict.PASS and run.against.no_worse

@@ -265,13 +265,13 @@ NOISY = level_settings.AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, sour
     [
         pytest.param(
             {"text": "of somebody else"},
-            "required the text 'abcd' of the same tokens",
-            id="text of somebody else, required the text 'abcd' of the",
+            "expected the text 'abcd' of the same tokens",
+            id="text of somebody else, expected the text 'abcd' of the",
         ),
         pytest.param(
             {"ids": [1, 2, 3, 5]},
-            "seen: 4 in place of 5 at 3",
-            id="ids 1 2 3 5, seen: 4 in place of 5 at 3",
+            "got 4 in place of 5 at 3",
+            id="ids 1 2 3 5, got 4 in place of 5 at 3",
         ),
     ],
 )

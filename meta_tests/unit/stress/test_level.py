@@ -86,12 +86,12 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
         ),
         pytest.param(
             "join-garbage",
-            r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ ",
-            id="join-garbage, short prompts join .*corrupted_answer",
+            r"short prompts that join .*corrupted_answer: request \d+ \(a prompt of \d+ ",
+            id="join-garbage, short prompts that join .*corrupted_answer",
         ),
         pytest.param(
             "join-refused",
-            r"a prompt of \d+ tokens joins 5 that decode.*: .* seen 1 of .*refused",
+            r"a prompt of \d+ tokens joins 5 that decode.*: .* got 1 of .*refused",
             id="join-refused, a prompt of d+ tokens joins 5 that",
         ),
         # A stall appears seconds later, when more requests have joined on a busy machine.
@@ -121,20 +121,20 @@ CROWDS = (
     {"fault": "none"},
     {
         "fault": "neighbours",
-        "text": r"anothers_answer: request \d+ \(.*completion.*seen that to",
+        "text": r"anothers_answer: request \d+ \(.*completion.*got that of",
     },
     {"fault": "neighbours-of-80", "text": "a crowd of 80 requests: .*anothers_answer: request"},
     {
         "fault": "neighbours-in-chats",
-        "text": r"anothers_answer: request \d+ \(.*chat.*seen that to",
+        "text": r"anothers_answer: request \d+ \(.*chat.*got that of",
     },
     {
         "fault": "neighbours-in-responses",
-        "text": r"anothers_answer: request \d+ \(response.*seen that to",
+        "text": r"anothers_answer: request \d+ \(response.*got that of",
     },
     {
         "fault": "neighbours-in-choices",
-        "text": r"anothers_answer: request \d+ \(choice.*seen that to choice",
+        "text": r"anothers_answer: request \d+ \(choice.*got that of choice",
     },
     {"fault": "neighbours-in-two", "text": r"anothers_answer: request \d+ \(two completions"},
     {
@@ -319,7 +319,7 @@ def test_counters_that_vanish_are_not_taken_for_idle(level, fault):
     with served._server.endpoint.http() as http:
         served.timeline.sample(http)
     served.concurrent()
-    wrong = pytest.raises(UnderLoad, match="required /metrics as before the load, seen none")
+    wrong = pytest.raises(UnderLoad, match="expected /metrics as before the load, got none")
     with wrong if "metrics-" in fault else nullcontext():
         served.afterwards.check_idle()
 

@@ -40,7 +40,7 @@ def test_a_gate_decides_on_an_interval():
 def test_a_number_of_the_wrong_path_is_invalid(kernel_path):
     """A verdict of its own: neither PASS nor FAIL."""
     if kernel_path.moe == "MARLIN":
-        raise Invalid(f"required: our kernel, seen: {kernel_path.evidence['moe']}")
+        raise Invalid(f"expected our kernel, got {kernel_path.evidence['moe']}")
 
 
 @pytest.mark.performance

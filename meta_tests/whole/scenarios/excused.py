@@ -11,7 +11,7 @@ def test_that_holds():
 
 @pytest.mark.xfail(reason="known for long", strict=False)
 def test_that_fails():
-    raise AssertionError("required: 4, seen: 5")
+    raise AssertionError("expected 4, got 5")
 
 
 @pytest.mark.xfail(reason="known for long", strict=False)

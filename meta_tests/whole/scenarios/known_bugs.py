@@ -7,13 +7,13 @@ pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 
 def test_answers_in_a_form_are_right(capabilities):
     raise AssertionError(
-        f"required: 200 of {capabilities.engine}, seen: 500\n"
+        f"expected 200 of {capabilities.engine}, got 500\n"
         "Unexpected token 200002 while expecting start token 200006"
     )
 
 
 def test_no_harmony_error_in_the_log():
-    raise AssertionError("required: no HarmonyError, seen: something else")
+    raise AssertionError("expected no HarmonyError, got something else")
 
 
 def test_a_tool_can_be_required():

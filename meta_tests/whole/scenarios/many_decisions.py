@@ -26,7 +26,7 @@ def end(name: str, ending: str) -> None:
     if ending == "fail":
         raise Unmet(Fact("what no server does", f"it did, in {name}"))
     if ending == "invalid":
-        raise Invalid("prefix cache: required 0 hits, seen 2048")
+        raise Invalid("prefix cache: expected 0 hits, got 2048")
     if ending == "inconclusive":
         raise Inconclusive("the interval 51.4 to 52.6 contains the threshold 52")
     if ending == "not run":

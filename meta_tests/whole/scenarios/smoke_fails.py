@@ -12,4 +12,4 @@ def test_after_the_smoke_level():
 
 @pytest.mark.smoke
 def test_smoke():
-    raise AssertionError("required: to start, seen: not")
+    raise AssertionError("expected a start, got none")

@@ -18,7 +18,7 @@ def test_passes(conformance):
 
 
 def test_fails(conformance):
-    raise AssertionError("required: 1, seen: 2")
+    raise AssertionError("expected 1, got 2")
 
 
 def test_is_timed(kernels, benchmark):

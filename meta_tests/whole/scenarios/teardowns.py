@@ -34,4 +34,4 @@ def skipping_teardown():
 
 
 def test_failed_then_skipped(skipping_teardown):
-    raise AssertionError("required: 4, seen: 5")
+    raise AssertionError("expected 4, got 5")

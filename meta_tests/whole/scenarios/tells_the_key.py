@@ -13,7 +13,7 @@ def test_tells(conformance):
     key = conformance.settings.attached.api_key
     print(f"printed {key}")
     logging.getLogger("theirs").warning("logged %s", key)
-    assert key == f"Incorrect API key: {key}", f"seen: {key}"
+    assert key == f"Incorrect API key: {key}", f"got {key}"
 
 
 def test_skips(conformance):

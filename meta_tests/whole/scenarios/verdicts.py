@@ -15,11 +15,11 @@ def test_pass(server):
 
 
 def test_fail(server):
-    assert server is None, f"required: nothing, seen: a secret {server.endpoint.api_key}"
+    assert server is None, f"expected nothing, got a secret {server.endpoint.api_key}"
 
 
 def test_invalid():
-    raise Invalid("prefix cache: required 0 hits, seen 2048")
+    raise Invalid("prefix cache: expected 0 hits, got 2048")
 
 
 def test_inconclusive():
@@ -49,4 +49,4 @@ def test_never_reached():
 
 @pytest.mark.parametrize("n", [7])
 def test_parametrised(n):
-    raise AssertionError(f"required: not {n}")
+    raise AssertionError(f"expected another number than {n}")

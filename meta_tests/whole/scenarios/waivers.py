@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.performance, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_wrong():
-    raise AssertionError("required: right, seen: wrong")
+    raise AssertionError("expected right, got wrong")
 
 
 def test_invalid():
@@ -24,7 +24,7 @@ def test_inconclusive():
 
 @pytest.mark.never_waived("the kernel path")
 def test_path():
-    raise AssertionError("required: MARLIN, seen: TRITON")
+    raise AssertionError("expected MARLIN, got TRITON")
 
 
 def test_cell():
@@ -39,7 +39,7 @@ def test_rate_without_a_number(record_metric):
     samples = [float("inf")] * 12
     record_metric(Measurement(name="ttft_p99", unit="ms", higher_is_better=False, quantile=0.99,
                               samples=samples))  # fmt: skip
-    raise AssertionError("required: a number, seen: none")
+    raise AssertionError("expected a number, got none")
 
 
 @pytest.fixture

@@ -134,8 +134,8 @@ class Continuations:
             raise NotRun(f"no hit of the prefix cache is known, of {_REPEATS} prompts of {length}")
         require(
             2 * again_s <= cold_s,
-            "at most half of the time that it takes cold",
-            "more",
+            "at most half of the cold time,",
+            "",
             f"{length} tokens again",
             value=again_s,
             limit=cold_s / 2,
@@ -285,9 +285,9 @@ class Continuations:
         bound = bound or self.bound
         for name in _FIELDS:
             if getattr(answer, name) is None and getattr(alone, name) is not None:
-                return Fact(f"{name}, as asked alone", about=about)
+                return Fact(f"{name}, as in the answer alone", about=about)
         if answer.prompt_ids != alone.prompt_ids:
-            return Fact("the prompt's ids as asked alone", "others", about)
+            return Fact("the prompt's ids of the answer alone", "others", about)
         if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
             required = f"the text {alone.text!r} for the same tokens"
             return Fact(required, f"{answer.text!r}", about)
@@ -296,16 +296,16 @@ class Continuations:
             return of(about, [difference])[0]
         if answer.positions is None or alone.positions is None:
             if difference is not None:
-                required = "log-probabilities, to tell two right choices from a wrong one,"
+                required = "log-probabilities, to distinguish two right choices from a wrong one,"
                 self.asker.need(None, required)
             return None
         judged = agreement.judge(answer.positions, alone.positions, bound, self._resume(prompt))
         if judged.disagreement is not None:
-            return of(f"{about}, against the same alone", [judged.disagreement])[0]
+            return of(f"{about}, compared with the answer alone", [judged.disagreement])[0]
         if judged.unjudged:
             raise NotRun(
                 f"{about}: {judged.unjudged} tokens after a fork within the noise "
-                "were not judged: the engine gives no token ids to ask from (return_token_ids)"
+                "were not judged: the engine returns no token ids (return_token_ids)"
             )
         return None
 

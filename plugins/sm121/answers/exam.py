@@ -84,7 +84,7 @@ class Turn(DataTable):
     @model_validator(mode="after")
     def _given_or_judged(self) -> "Turn":
         if self.given is not None and (self.is_judged or self.wrong):
-            raise ValueError("expected given, or what counts as right, not both")
+            raise ValueError("expected either given, or the patterns of a right answer")
         return self
 
 

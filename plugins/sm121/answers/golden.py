@@ -79,7 +79,7 @@ class GoldenFile(DataTable):
     answers: tuple[GoldenAnswer, ...] = Field(min_length=1)
     #: Why these answers are not trusted; null if the recording run completed and all its other
     #: checks of answers passed.
-    doubt: str | None = "nothing says how the run that recorded it ended"
+    doubt: str | None = "the end of the run that recorded it is unknown"
 
 
 def load(path: Path) -> GoldenFile:

@@ -301,7 +301,7 @@ def _judge_mean(tokens: str, errors: Sequence[float], effects: Sequence[float]) 
     """Compare the mean error of the server with the mean effect of the rounding."""
     mean = math.fsum(errors) / len(errors)
     allowed = _MARGIN_OF_GENERATED * math.fsum(effects) / len(effects)
-    required = f"on average, {_MARGIN_OF_GENERATED:g} times what rounding does, at most"
+    required = f"a mean error of {_MARGIN_OF_GENERATED:g} times the effect of rounding, at most"
     about = f"{len(errors)} log-probabilities of {tokens}"
     require(mean <= allowed, required, "", about, value=mean, limit=allowed, unit="nats")
     return f"{tokens}: off by {mean:.2g} nats on average ({allowed:.2g} allowed)"

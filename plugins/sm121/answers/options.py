@@ -27,8 +27,8 @@ def add_options(add: AddOption) -> None:
         "--rounding",
         metavar="LIST",
         help=(
-            "what the server rounds in addition to the checkpoint, such as "
-            "qkv=mxfp4-ceil,kv=fp8; checkpoint means nothing (default: what its kernel path "
+            "formats to which the server rounds in addition to the checkpoint, such as "
+            "qkv=mxfp4-ceil,kv=fp8; checkpoint for none (default: those in its kernel path "
             "shows)"
         ),
     )

@@ -249,7 +249,9 @@ def _following(scores: "Scores") -> list[float]:
     """Return the log-probabilities of `Scored.following`, or raise ValueError if one is NaN."""
     values = scores.following.tolist()
     if not all(map(math.isfinite, values)):
-        raise ValueError("the oracle comes to no number on this checkpoint: its weights overflow")
+        raise ValueError(
+            "the oracle's result is not a number: the weights of this checkpoint overflow"
+        )
     return [round(value, _DECIMALS) for value in values]
 
 

@@ -128,7 +128,7 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     configuration = server.configuration
     if configuration is None and intact is None:
         raise NotRun(
-            "the oracle needs the checkpoint of the server, and this one is attached: name it, or "
+            "the oracle needs the checkpoint of the attached server. Give the checkpoint, or "
             "the file that `sm121 golden` made of it, with --reference PATH (and the dtype with "
             "--configuration NAME)"
         )
@@ -140,7 +140,7 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     folder = folder_of(configuration.model, os.environ | dict(configuration.environment))
     if folder is None:
         raise NotRun(
-            f"the oracle needs the checkpoint as a folder, {configuration.model} is not a folder "
+            f"the oracle needs the checkpoint as a folder, but {configuration.model} is no folder "
             "on this machine; give --reference the folder, or the file that `sm121 golden` made "
             "of it"
         )
@@ -211,7 +211,7 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
         raise NotRun(
             f"rounding as {rounding} moves this checkpoint's log-probabilities by "
             f"{difference.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine "
-            "cannot be told from a right one"
+            "cannot be distinguished from a right one"
         )
     return LogProbabilityTolerance(
         max_abs=_MARGIN_OF_LARGEST * difference.max_abs,

@@ -108,7 +108,7 @@ def measure(
         except NotRun as error:
             measured.reasons[f"{kl}@d{depth}"] = str(error)
             measured.reasons[f"{top1}@d{depth}"] = str(error)
-        reason = "the exam is asked without a long text before it"
+        reason = "the exam is sent without a long text before it"
         measured.reasons[f"{right}@d{depth}"] = reason
     return measured
 

@@ -90,7 +90,7 @@ def judge(
         except NotRun as error:
             raise NotRun(f"{about}: {error}") from error
         except (child.TookTooLong, Inconclusive) as error:  # a server that hangs or is slow
-            fact = Fact(f"done in {score.within_s:.0f} s", f"{error}", about)
+            fact = Fact(f"an end within {score.within_s:.0f} s", f"{error}", about)
             raise Inconclusive(fact) from error
         remark(f"{about}: {share or 'no answers'}; {score.source}")
         fact = Fact(f"at least {score.at_least:.1%}", f"{share}", about, evidence=f"{folder}")

@@ -175,7 +175,7 @@ def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProbl
     if sentinel.is_answered and sentinel.text == healthy:
         return None
     after = sentinel.text if sentinel.is_answered else f"no answer: {sentinel.text}"
-    fact = Fact(f"after this request the answer is still {healthy!r}", f"{after!r}")
+    fact = Fact(f"still the answer {healthy!r} after this request", f"{after!r}")
     return CaseProblem("serves_wrongly_afterwards", fact, True, exchange.status)
 
 
@@ -226,7 +226,7 @@ class Judge:
                 self.known_or_mended(deviation, "")
         if problem is None:
             if case.tier == "unspecified":
-                self.remark(f"{case.id}: unspecified ({case.why}); seen: {reply[:100]}")
+                self.remark(f"{case.id}: unspecified ({case.why}); got {reply[:100]}")
             return
         if problem.fails:
             about = f"{case.id} ({case.tier}: {case.why})"
@@ -299,7 +299,7 @@ def _judge_served(case: Case, exchange: Exchange) -> _Found | None:
     reply = exchange.observed
     if case.expect == "refused":
         # A case with a key only runs on a server that was attached or started with --api-key.
-        hint = "; leave out --api-key where the server asks for none" if case.key else ""
+        hint = "; omit --api-key if the server requires none" if case.key else ""
         return _Found("served", Fact("a 4xx with an error object", f"{reply}{hint}"))
     is_error_object = not schema.violations("error", exchange.parsed())
     if is_error_object:

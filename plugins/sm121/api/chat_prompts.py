@@ -190,10 +190,10 @@ def _require_counted_reasoning(api: Api, case: ChatCase, index: int, total: int)
             analyses.append(encoding().decode(list(part.content)))
     if message.reasoning in analyses:
         right = grown >= rendering.count(_MORE) - _JOINED
-        required = "reasoning that is kept, in usage too"
+        required = "usage that includes the kept reasoning"
     else:
         right = grown == 0
-        required = "reasoning that is left out, in usage too"
+        required = "usage without the omitted reasoning"
     require(right, required, f"{grown:+} tokens", about)
 
 
@@ -252,7 +252,7 @@ def answer_is_to_the_chat(
     noise = _distance(first, repeated)
     difference = _distance(first, changed)
     if 0 < difference <= noise:
-        raise NotRun(f"{case}: one chat asked twice differs by {noise:.3g} nats, as another does")
+        raise NotRun(f"{case}: one chat sent twice differs by {noise:.3g} nats, like two chats")
     required = "another answer, or other log-probabilities, to another chat"
     require(difference > noise, required, "the same ones", f"{case}")
 

@@ -199,7 +199,7 @@ class Api:
         """
         length = server.context_of(self.models(), self.model)
         if length is None:
-            raise verdict.NotRun("the server does not say how long a sequence may be (/v1/models)")
+            raise verdict.NotRun("the server does not report its context length (/v1/models)")
         return length
 
     def ids(self, text: str) -> list[int]:

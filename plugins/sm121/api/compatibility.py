@@ -156,7 +156,7 @@ def _run_attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
 
     def attempt(case: _Case) -> _Attempt:
         if time.monotonic() > deadline:
-            raise Inconclusive(Fact(f"done in {score.within_s:.0f} s", "not done", score.task))
+            raise Inconclusive(Fact(f"an end within {score.within_s:.0f} s", "none", score.task))
         return _converse(api, score, path, case, file.tools[case.tool])
 
     repeated: list[_Case] = []

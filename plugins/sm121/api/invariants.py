@@ -129,7 +129,7 @@ def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
         errors.append("a tool call where no tool was offered")
     ids = [call.get("id") for call in calls]
     if not all(ids) or len(set(ids)) != len(ids):
-        errors.append("tool call ids that are not one of its own for each")
+        errors.append("tool call ids that are not unique")
     for call in calls:
         function = call.get("function") or {}
         name = function.get("name")

@@ -40,7 +40,7 @@ def are_finite(sdk: Sdk) -> None:
     for top in tops:
         values += top.values()
     bad = [v for v in values if v is None or not math.isfinite(v) or v > ROUNDING]
-    require(not bad, "finite and at most 0", bad[:5])
+    require(not bad, "finite values of at most 0", bad[:5])
     for position, top in enumerate(tops):
         total = math.fsum(math.exp(value) for value in top.values())
         expected = f"probabilities of position {position} sum to at most 1"

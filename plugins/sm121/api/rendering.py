@@ -94,7 +94,7 @@ def encoding() -> "HarmonyEncoding":
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     except ImportError as error:
         raise NotRun(
-            "what a chat becomes is compared with OpenAI's own harmony, and that is not installed: "
+            "the rendering of a chat is compared with OpenAI's harmony, which is not installed: "
             "pip install oss-harmony (it needs no network afterwards)"
         ) from error
     try:

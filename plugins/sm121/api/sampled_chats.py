@@ -100,14 +100,14 @@ class ChatSamples:
                 sums[index] += odds
             required = "samples as the log-probabilities of chats promise"
             evidence = (
-                f"{value:g}, {place.token}; logarithms of how much likelier by others: {sums}"
+                f"{value:g}, {place.token}; log-likelihood ratios of other values: {sums}"
                 f"; seed {self.seed}; {promised.FALSE_ALARMS:g} false alarms a run"
             )
             right = max(sums) < _WRONG
             require(right, required, "others", f"{name} of chats", evidence=evidence)
             if max(sums) <= promised.RIGHT:
                 return
-        raise NotRun(f"{MOST_CHATS} chats do not tell whether {name} is obeyed")
+        raise NotRun(f"{MOST_CHATS} chats are too few to decide whether {name} is obeyed")
 
     def _sampled(self, text: str, options: Json) -> Iterator[Place]:
         """Yield the tokens of sampled chats, which are requested in batches."""

@@ -237,16 +237,14 @@ def defaults_promised(api: Api, server: Server) -> list[Json]:
             checkpoint of an attached server is not on this machine.
     """
     if api.capabilities.engine != "vllm":
-        raise NotRun("the engine does not say what holds where a parameter is not sent")
+        raise NotRun("the engine does not document the defaults of its parameters")
     started = server.configuration
     if started is None:
         roots = {entry["id"]: entry.get("root") for entry in api.models()["data"]}
         model = roots.get(api.model)
         file = Path(model or "") / "generation_config.json"
         if not file.is_file():
-            raise NotRun(
-                f"the server's checkpoint is not here ({model}): what it promises is unknown"
-            )
+            raise NotRun(f"the server's checkpoint is not here ({model}): its defaults are unknown")
         return [_checkpoint_defaults(file), NEUTRAL]
     if any(option.startswith(_OWN_DEFAULTS) for option in started.arguments):
         raise NotRun(f"the server was started with {' or '.join(_OWN_DEFAULTS)}")
@@ -294,11 +292,11 @@ def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
         return texts
 
     least = min(map(differing_texts, candidates), key=len)
-    required = f"answers as with {candidates[0]}, where none of these is sent"
+    required = f"the answers of {candidates[0]} if none of these is sent"
     require(not least, required, f"{len(least)} others", evidence=least)
     first = _answers(api, _HOT)
     second = _answers(api, _HOT)
-    require(first != second, "other answers each time where no seed is sent", "the same")
+    require(first != second, "different answers if no seed is sent", "the same")
 
 
 def _answers(api: Api, options: Json, seed: int | None = None) -> list[str]:

@@ -406,7 +406,7 @@ def _require_accepted(place: str, early: counters.Drafted, later: counters.Draft
     least = min(before / 2, before - noise)
     require(
         after >= least,
-        f"of the drafts, accepted in {place} at least, by its first {_SHORT} alone",
+        f"accepted drafts in {place}, judged by its first {_SHORT} tokens, of at least",
         "acceptance is lost",
         value=100 * after,
         limit=100 * least,

@@ -145,7 +145,7 @@ def _usage_errors(stream: Stream) -> list[str]:
     """Require that only the last chunk has usage, and that it has no choices."""
     with_usage = [index for index, chunk in enumerate(stream.chunks) if chunk.get("usage")]
     if with_usage != [len(stream.chunks) - 1]:
-        return [f"usage not in the last chunk alone, but in chunks {with_usage[:4]}"]
+        return [f"usage in chunks {with_usage[:4]}, not only in the last chunk"]
     if stream.chunks[-1]["choices"]:
         return ["choices in the chunk with the usage"]
     return []

@@ -67,14 +67,14 @@ class _Matrix:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it is quantised in another way than the label says."""
+        """Whether the matrix has another format than those in the label."""
         if self.is_float or self.formats is None:
             return False
         return self.weight.format not in self.formats
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether it is not quantised, although the label does not exclude it."""
+        """Whether the matrix is not quantised, although the label does not exclude it."""
         return self.is_float and bool(self.formats)
 
     @property

@@ -136,14 +136,14 @@ def contradiction(
     if expected is not None:
         observed = identity(model, environment)
         if observed != expected:
-            return f"model's digest: required {expected}, seen {observed} ({model})"
+            return f"model's digest: expected {expected}, got {observed} ({model})"
     folder = model_folder.folder_of(model, environment)
     if folder is None:
         return None
     differences = _shape_differences(folder, name)
     if not differences:
         return None
-    return f"model: required the shape of {name}, seen {', '.join(differences)} ({folder})"
+    return f"model: expected the shape of {name}, got {', '.join(differences)} ({folder})"
 
 
 def _shape_differences(folder: Path, name: str) -> list[str] | None:

@@ -116,7 +116,7 @@ def of_folder(folder: Path) -> Inspection:
         kv_unknown = str(error)
     notes = list(judged.notes)
     if experts is not None and used is None:
-        notes.append("experts of a token: not known, so a token is counted to read all of them")
+        notes.append("number of experts per token: unknown, so all experts count as read")
     return Inspection(
         stored=stored,
         config=config,

@@ -84,7 +84,7 @@ def of(config: Mapping[str, Any]) -> KvCache:
     text = {**config, **(config.get("text_config") or {})}
     for key in _OWN_FORM:
         if text.get(key):
-            raise Sm121Error(f"its KV cache is not known: config.json has {key}")
+            raise Sm121Error(f"the size of its KV cache is unknown: config.json has {key}")
     try:
         layers = int(text["num_hidden_layers"])
         window = int(text.get("sliding_window") or 0)

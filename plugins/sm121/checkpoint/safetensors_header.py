@@ -148,7 +148,7 @@ def _missing_file(name: str) -> Fact:
 
 def _cut_file(name: str, size: int, end: int) -> Fact:
     return Fact(
-        required="the length that the file's header says",
+        required="the length in the file's header",
         observed="a file that is cut",
         about=name,
         kind=KIND,

@@ -37,13 +37,13 @@ def write(folder: Path) -> Path:
         ranks = tokenizer.ranks()
     except HarmonyError as error:
         raise Sm121Error(
-            f"expected oss-harmony, which has the vocabulary inside (pip install oss-harmony); "
-            f"seen: a harmony that cannot load it ({error})"
+            f"expected oss-harmony, which has the vocabulary inside (pip install oss-harmony), "
+            f"got a harmony that cannot load it ({error})"
         ) from error
     text = b"".join(base64.b64encode(token) + b" %d\n" % n for n, token in enumerate(ranks))
     digest = hashlib.sha256(text).hexdigest()
     if digest != _SHA256:
-        raise Sm121Error(f"{NAME}: expected SHA-256 {_SHA256}, seen {digest}")
+        raise Sm121Error(f"{NAME}: expected SHA-256 {_SHA256}, got {digest}")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / NAME
     file.write_bytes(text)

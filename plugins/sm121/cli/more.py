@@ -122,8 +122,8 @@ def _add_golden(commands: Commands) -> None:
         metavar="LIST",
         default="checkpoint",
         help=(
-            "what the server rounds in addition to the checkpoint, such as "
-            "qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8 (default: checkpoint, which means nothing)"
+            "formats to which the server rounds in addition to the checkpoint, such as "
+            "qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8 (default: checkpoint, which is none)"
         ),
     )
     parser.add_argument(
@@ -145,7 +145,7 @@ def _golden(options: argparse.Namespace) -> None:
     if not (options.checkpoint / "config.json").is_file():
         raise UsageError(f"{options.checkpoint}: expected a checkpoint folder with config.json")
     if not options.output.absolute().parent.is_dir():
-        raise UsageError(f"-o {options.output}: expected a folder for it, there is none")
+        raise UsageError(f"-o {options.output}: expected a file in an existing folder")
     refuse_unwritable("-o", options.output)
     begun = time.monotonic()
     peak = 0.0

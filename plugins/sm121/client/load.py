@@ -216,7 +216,7 @@ class LoadClient:
         return "stuck_request", (
             f"request {first.number} ({first.job.name}) has {first.received} of "
             f"{first.job.tokens} tokens and got none for {first.silent_s(now):.0f} s, while "
-            f"{len(running) - len(stuck)} others went on"
+            f"{len(running) - len(stuck)} others continued"
         )
 
     def _hang(self, silent: Sequence[JobOutcome]) -> Problem:

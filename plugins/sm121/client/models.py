@@ -43,7 +43,7 @@ def _get(http: httpx.Client, expected: str) -> httpx.Response:
         ) from error
     if answer.status_code in (401, 403):
         raise UsageError(
-            f"{expected} that accepts the key; it answered {answer.status_code}: give it by "
+            f"{expected} that accepts the key, got status {answer.status_code}. Give the key in "
             "the variable OPENAI_API_KEY"
         )
     if answer.status_code != 200:

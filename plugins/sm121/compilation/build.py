@@ -87,7 +87,9 @@ def build(
     images = device_code.read(output)
     if images != (device_code.Image("sass", architecture),):
         observed = ", ".join(map(str, images)) or "no device code"
-        raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {observed}")
+        raise Sm121Error(
+            f"{source.name}: expected code for {architecture} from nvcc, got {observed}"
+        )
     finding = rules.examine(rule, sass.disassemble(output, tools.disassembler))
     return Built(architecture, _outcome_of(finding), str(finding), finding)
 

@@ -73,7 +73,9 @@ def run(
             with contextlib.suppress(ProcessLookupError):  # the whole group may have ended
                 os.killpg(process.pid, signal.SIGKILL)
             name = Path(str(command[0])).name
-            raise TookTooLong(unmet.Fact(f"done in {timeout_s:.0f} s", "not", name)) from error
+            raise TookTooLong(
+                unmet.Fact(f"an end within {timeout_s:.0f} s", "none", name)
+            ) from error
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -148,7 +148,7 @@ class FlashInfer:
         if ended.status != 0:
             last = ended.output.strip().splitlines()[-1:] or ["no message"]
             evidence = f"{self.python}; remedy: {REMEDY}"
-            required = "a FlashInfer that answers what it compiles"
+            required = "a FlashInfer that reports what it compiles"
             raise verdict.NotRun(unmet.Fact(required, last[0][:300], evidence=evidence))
         return json.loads(ended.output.strip().splitlines()[-1])
 

@@ -180,7 +180,7 @@ def disassemble(
                 process.kill()
                 process.wait()
         if expired.is_set():
-            raise UnreadableSass(Fact(f"disassembled in {timeout_s:.0f} s", "not", f"{path}"))
+            raise UnreadableSass(Fact(f"a disassembly within {timeout_s:.0f} s", "none", f"{path}"))
         if process.returncode != 0:
             errors.seek(0)
             message = errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()

@@ -129,7 +129,7 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
     release = tuple(int(part) for part in version.split(".")[:2])
     if release < _OLDEST:
         raise lacking(
-            "nvcc 12.9 or newer, which knows sm_121",
+            "nvcc 12.9 or newer, which supports sm_121",
             f"{version} at {nvcc}",
             f"set CUDA_HOME, or pip install --no-deps {WHEELS}",
         )
@@ -138,7 +138,9 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
     # Ask nvcc for the toolkit's folder: the program on PATH is often a wrapper in another folder.
     match = _TOP.search(_run_tool(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
     if match is None:
-        raise Sm121Error(unmet.Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
+        raise Sm121Error(
+            unmet.Fact("the TOP folder in the output of nvcc --dryrun", f"none from {nvcc}")
+        )
     return Compiler(nvcc, Path(match[1].strip()).resolve(), version)
 
 
@@ -191,7 +193,7 @@ def _version(tool: Path) -> str:
     output = _run_tool(tool, "--version")
     match = _RELEASE.search(output)
     if match is None:
-        observed = f"{tool} does not tell its version: {output.strip()[:200] or 'no output'}"
+        observed = f"{tool} does not print its version: {output.strip()[:200] or 'no output'}"
         raise lacking(f"a working {tool.name}", observed, "set CUDA_HOME to another toolkit")
     return match[1]
 

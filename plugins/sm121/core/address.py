@@ -20,8 +20,8 @@ def root_of(url: str, option: str) -> str:
     expected = "expected http://HOST:PORT, with or without /v1"
     if "@" in rest:
         raise errors.UsageError(
-            f"{option} {scheme}://{redaction.REDACTED}@{rest.rpartition('@')[2]}: {expected}, and "
-            "no user or password in it, which would be in every report: give the server's key by "
+            f"{option} {scheme}://{redaction.REDACTED}@{rest.rpartition('@')[2]}: {expected}, "
+            "without user and password, which every report would contain. Give the key in "
             "the variable OPENAI_API_KEY"
         )
     if "?" in rest or "#" in rest:

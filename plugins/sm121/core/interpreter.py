@@ -201,16 +201,16 @@ def misplaced(found: Imports, checkouts: Mapping[str, str]) -> list[str]:
         if checkout is not None and (checkout / name).is_dir():
             if not Path(origin).is_relative_to(checkout):
                 lines.append(
-                    f"{name}: required from the checkout {checkout}, seen {origin} "
+                    f"{name}: expected the one of the checkout {checkout}, got {origin} "
                     f"(put {checkout} on PYTHONPATH)"
                 )
             continue
         file = found.installed[name]
         if file is not None and Path(origin).resolve() == Path(file).resolve():
             continue
-        required = file or "an installed package, of which there is none"
+        required = file or "an installed package (there is none)"
         lines.append(
-            f"{name}: required from {required}, seen {origin} "
+            f"{name}: expected {required}, got {origin} "
             "(unset PYTHONPATH, or name the checkout in the profile's engine.checkouts)"
         )
     return lines

@@ -259,16 +259,16 @@ class StressSizes(DataTable):
     #: The largest growth of memory, in 10**9 bytes.
     memory_growth_gb: Sourced
     #: The length of each answer of a load, in tokens.
-    answer_tokens: Sourced = _chosen(32, "short answers, so that requests come and go")
+    answer_tokens: Sourced = _chosen(32, "short answers, so that requests begin and end often")
     #: The number of requests in each arrival process.
     mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
     #: The mean arrival rate in these processes, in requests per second.
-    arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
+    arrivals_per_s: Sourced = _chosen(4, "more than a slow server runs at once, but the queue ends")
     #: The time after which a load starts no further request, once half of the requests have
     #: started. It is for profiles of slow machines. None: all requests are sent.
     load_s: Sourced | None = None
     #: How long short prompts are sent, one at a time, while other requests decode.
-    joining_s: Sourced = _chosen(10, "each number that decodes is joined some times")
+    joining_s: Sourced = _chosen(10, "enough for prompts to join each number of decoding requests")
     #: A server counts as hung if its running requests get no token for this long.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
     #: The time limit of a request.
@@ -278,9 +278,9 @@ class StressSizes(DataTable):
         10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
     )
     #: The largest ratio of the slowest request of a load to the median.
-    tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
+    tail_factor: Sourced = _chosen(10, "waiting in a queue slows a request less than ten times")
     #: A request that takes less time than this never counts as slow.
-    tail_floor_s: Sourced = _chosen(2, "what a garbage collection or another process takes away")
+    tail_floor_s: Sourced = _chosen(2, "longer than a garbage collection, or other work, takes")
     #: The largest loss of throughput after the load, as a fraction.
     throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
     #: The largest growth of memory for each request, in KiB.
@@ -289,7 +289,7 @@ class StressSizes(DataTable):
     )
     #: The largest growth in a day, at the rate of the load, as a fraction of the machine's memory.
     memory_growth_per_day: Sourced = _chosen(
-        0.05, "what gpt-oss-120b leaves free on a GB10, about a fifth, lasts for four days"
+        0.05, "the free memory beside gpt-oss-120b on a GB10, about a fifth, lasts for four days"
     )
     #: The largest growth of open handles for each request.
     handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")

@@ -75,7 +75,7 @@ def named(entry: str, name: str, markers: Collection[str]) -> bool:
     return entry in markers or fnmatch.fnmatchcase(name, entry)
 
 
-_FULL = PlanRow(purpose="all that there is; a certificate needs it")
+_FULL = PlanRow(purpose="all checks; a certificate requires it")
 
 
 class Profile(DataTable):
@@ -297,7 +297,7 @@ class Profile(DataTable):
                 needs.append(titles[setting.build])
             else:
                 needs.append(f"{self.engine.name} {setting.versions}")
-        engine = f"{self.engine.name} {identity or 'of a release that is not known'}"
+        engine = f"{self.engine.name} {identity or 'of an unknown release'}"
         row = builds.named(identity)
         if row is not None:
             engine = f"{row.title}, {engine}"

@@ -178,7 +178,7 @@ class Server:
     #: The caches that its start had to fill by compiling, a line each; empty: all were warm.
     compiled: tuple[str, ...] = ()
     #: The reason for a missing log.
-    why_no_log: str = "the attached server's log is not known; give --server-log or --container"
+    why_no_log: str = "the attached server's log is unknown; give --server-log or --container"
     #: The machines, by rank; empty: the server runs on one machine.
     nodes: tuple[Node, ...] = ()
     #: The path or hub id of an attached server's model, from ``/v1/models``.

@@ -65,7 +65,7 @@ class Fact:
     def reason(self) -> str:
         """The text without its subject."""
         if self.required:
-            return f"required: {self.requirement}, seen: {self.observation}"
+            return f"expected {self.requirement}, got {self.observation}"
         return f"{self.kind}: {self.observation}" if self.kind else self.observation
 
     @property

@@ -52,7 +52,7 @@ class ManagedServer:
 
     #: The current or last attempt to start it; before the first, the attempt that comes next.
     launch: Launch = field(init=False)
-    #: The ready server; None if it does not run.
+    #: The address of the ready server; None if it does not run.
     endpoint: Endpoint | None = field(init=False, default=None)
     #: The report of stopping a start that failed.
     stopped: StopReport | None = field(init=False, default=None)

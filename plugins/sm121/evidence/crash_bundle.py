@@ -253,7 +253,7 @@ def _parts(evidence: Evidence) -> Iterator[_Part]:
     yield _Part(
         "configuration.json",
         lambda: known(
-            "configuration", evidence.setup.configuration, "the server is attached: not known"
+            "configuration", evidence.setup.configuration, "unknown: the server is attached"
         ),
     )
     yield _Part("flashinfer-api.log", lambda: _flashinfer(evidence))
@@ -265,9 +265,9 @@ def _parts(evidence: Evidence) -> Iterator[_Part]:
 
 def _log(evidence: Evidence) -> str:
     if evidence.log is None:
-        raise Unavailable(evidence.missing.get("log", "the server's log is not known"))
+        raise Unavailable(evidence.missing.get("log", "the server's log is unknown"))
     if not evidence.log.is_file():
-        raise Unavailable(f"{evidence.log.name} is not there")
+        raise Unavailable(f"{evidence.log.name} does not exist")
     return _whole_or_ends(evidence.log)
 
 
@@ -324,7 +324,7 @@ def _kernel(evidence: Evidence) -> str:
     if kernel.unavailable and not kernel.lines:
         raise Unavailable(kernel.unavailable)
     noted = kernel.of_note
-    lines = [f"# {len(noted)} messages of note since the start"]
+    lines = [f"# {len(noted)} important messages since the start"]
     lines += [f"# {line}" for line in noted[:_MOST_NOTED]]
     lines += kernel.lines or ["(no message since the start)"]
     return "\n".join(lines) + "\n"
@@ -339,7 +339,7 @@ def _cgroup(evidence: Evidence) -> str:
 def _gpu() -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        raise Unavailable("nvidia-smi is not here: no NVIDIA driver")
+        raise Unavailable("nvidia-smi is not installed: no NVIDIA driver")
     query = "--query-compute-apps=pid,process_name,used_memory"
     return _output(tool, query, "--format=csv") + _output(tool, "-q")
 
@@ -365,7 +365,7 @@ def _flashinfer(evidence: Evidence) -> str:
         raise Unavailable(f"FlashInfer's API log went to {target}: it is in server.log")
     files = [file for file in _api_logs(target, evidence) if file.is_file()]
     if not files:
-        raise Unavailable(f"FlashInfer's API log was to be {target}, which is not there")
+        raise Unavailable(f"FlashInfer's API log should be {target}, which does not exist")
     return "".join(f"# {file.name}\n{_whole_or_ends(file)}\n" for file in files)
 
 

@@ -157,7 +157,7 @@ def _ask_engine(
     except interpreter.NoAnswer as error:
         unknown["engine_packages"] = str(error)
     except ValidationError as error:
-        problem = f"{engine_python} answered something else: {error.error_count()} errors"
+        problem = f"{engine_python}: unexpected answer with {error.error_count()} errors"
         unknown["engine_packages"] = problem
     return None
 

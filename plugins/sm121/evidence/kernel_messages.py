@@ -130,7 +130,7 @@ def since(monotonic_s: float, starts: Sequence[tuple[float, float]] = ()) -> Ker
             return KernelMessages(later, starts=starts)
         messages = messages or later
         reasons.append(
-            f"{name}: its first line is of later than the start: what was before it is lost"
+            f"{name}: its first line is later than the server's start: earlier messages are lost"
         )
     return KernelMessages(messages, unavailable="; ".join(reasons), starts=starts)
 

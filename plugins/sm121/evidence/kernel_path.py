@@ -442,7 +442,7 @@ def _set_value(path: KernelPath, name: str, offers: Sequence[Candidate | None]) 
     values = {str(candidate.value) for candidate in named}
     if len(named) < len(offers) or len(values) > 1:
         path.evidence[f"{name}_also"] = log_message.cut(
-            f"{len(offers)} servers in one log, which do not all say the same: {named[0].line}"
+            f"{len(offers)} servers in one log, with different values: {named[0].line}"
         )
         return
     give(path, name, _typed(name, named[0].value))

@@ -113,15 +113,15 @@ def _check_rule(rule: PathRule, profile: KernelProfile) -> Iterator[_Finding]:
     for pattern in rule.must_see:
         if any(re.search(pattern, name) for name in names):
             continue
-        observed = "seen none"
+        observed = "got none"
         if cut_count:
-            observed = f"cannot be told, {cut_count} names are cut"
-        text = f"must see a kernel {pattern!r}, {observed}; the longest are {_longest(profile)}"
+            observed = f"undecided because {cut_count} names are cut"
+        text = f"expected a kernel {pattern!r}, {observed}; the longest are {_longest(profile)}"
         yield _Finding(text, undecided=cut_count > 0)
     for pattern in rule.must_not_see:
         unwanted = [name for name in names if re.search(pattern, name)]
         if unwanted:
-            yield _Finding(f"must not see a kernel {pattern!r}, seen {unwanted[0][:_LONGEST_NAME]}")
+            yield _Finding(f"expected no kernel {pattern!r}, got {unwanted[0][:_LONGEST_NAME]}")
 
 
 def _compare_proven(
@@ -130,17 +130,17 @@ def _compare_proven(
     """Compare the values that the kernels prove with the required ones."""
     proven = with_kernels(KernelPath(), profile, layers)
     if required.requantised is not None:
-        text = f"requantised: required {', '.join(required.requantised)}"
+        text = f"requantised: expected {', '.join(required.requantised)}"
         if proven.requantised is None:
-            yield _Finding(f"{text}, the kernels do not tell", undecided=True)
+            yield _Finding(f"{text}, which these kernels do not show", undecided=True)
         elif set(proven.requantised) != set(required.requantised):
-            yield _Finding(f"{text}, seen {proven.evidence['requantised']}")
+            yield _Finding(f"{text}, got {proven.evidence['requantised']}")
     if required.moe_variant is not None:
-        text = f"moe_variant: required {', '.join(required.moe_variant)}"
+        text = f"moe_variant: expected {', '.join(required.moe_variant)}"
         if proven.moe_variant is None:
-            yield _Finding(f"{text}, the kernels do not tell", undecided=True)
+            yield _Finding(f"{text}, which these kernels do not show", undecided=True)
         elif proven.moe_variant not in required.moe_variant:
-            yield _Finding(f"{text}, seen {proven.evidence['moe_variant']}")
+            yield _Finding(f"{text}, got {proven.evidence['moe_variant']}")
 
 
 def _compare_backends(path: KernelPath, profile: KernelProfile) -> Iterator[_Finding]:
@@ -148,7 +148,7 @@ def _compare_backends(path: KernelPath, profile: KernelProfile) -> Iterator[_Fin
         names = [kernel.name for kernel in profile.kernels if kernel.part == part]
         if not names:
             yield _Finding(
-                f"a decode step must have kernels of {part}, seen none (the longest are "
+                f"expected kernels of {part} in a decode step, got none (the longest are "
                 f"{_longest(profile)})",
                 undecided=bool(profile.cut_names()),
             )
@@ -171,7 +171,7 @@ def _compare_backend(
         yield _Finding(f"no kernel of the {part} backend {backend} is known")
     elif not any(entry.belongs_to(backend) for entry in owned):
         yield _Finding(
-            f"{part}: the log says {backend}, no kernel of it ran; the longest are "
+            f"{part}: expected a kernel of {backend}, as in the log, got none; the longest are "
             f"{_longest(profile)}",
             undecided=bool(profile.cut_names()),
         )
@@ -181,7 +181,7 @@ def _compare_backend(
     for entry, name in owned.items():
         if not any(entry.belongs_to(one) for one in allowed):
             yield _Finding(
-                f"{part}: the log says {backend}, a kernel of {entry.id} ran: "
+                f"{part}: expected {backend}, as in the log, got a kernel of {entry.id}: "
                 f"{name[:_LONGEST_NAME]}"
             )
 

@@ -67,7 +67,7 @@ def read_trace(path: Path) -> KernelProfile:
         return profile.model_copy(update=times)
     if trace.operator_count > _MOST_OPERATORS:
         raise UsageError(
-            f"{path}: expected at most {_MOST_OPERATORS} operators, seen {trace.operator_count}; "
+            f"{path}: expected at most {_MOST_OPERATORS} operators, got {trace.operator_count}; "
             "profile fewer steps"
         )
     if not trace.operators:

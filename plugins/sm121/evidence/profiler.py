@@ -132,8 +132,8 @@ def _decode(
             _post(control, "/stop_profile")
     if profiled < steps:
         raise NotRun(
-            f"{profiled} of {steps} decode steps were profiled: the answer ended before, of "
-            f"{longest} tokens at most; the machine may be busy with something else"
+            f"only {profiled} of {steps} decode steps were profiled before the end of the answer "
+            f"(at most {longest} tokens); other processes may keep the machine busy"
         )
     return token_s
 

@@ -154,7 +154,7 @@ def _wrong_world_sizes(ranks: Sequence[RankPath], world_size: int) -> Iterator[C
         size = rank.path.log.world_size
         if size is not None and size != world_size:
             part = f"world size of {rank}"
-            yield Contradiction(part, str(size), f"{part}: required {world_size}, seen {size}")
+            yield Contradiction(part, str(size), f"{part}: expected {world_size}, got {size}")
 
 
 def _unequal_values(
@@ -248,10 +248,10 @@ def _missing_numbers(ranks: Sequence[RankPath], world_size: int) -> Iterator[str
     numbers = [rank.rank for rank in ranks if rank.rank is not None]
     for number in range(world_size):
         if number not in numbers:
-            yield f"rank {number}: no line of the logs is of it; give the log of its node"
+            yield f"rank {number}: expected its lines in a log, got none. Give the log of its node"
     for number in sorted(set(numbers)):
         if numbers.count(number) > 1:
-            yield f"rank {number}: two logs show it"
+            yield f"rank {number}: expected its lines in one log, got two logs with them"
 
 
 def _several_starts(ranks: Sequence[RankPath]) -> Iterator[str]:
@@ -263,7 +263,7 @@ def _several_starts(ranks: Sequence[RankPath]) -> Iterator[str]:
     all_by_nccl = all((rank.path.log.start or "").startswith(_NCCL_ID) for rank in ranks)
     if len(starts) > len(kinds) or (apart in _ANOTHER_DAY and not all_by_nccl):
         listed = ", ".join(f"{rank}: {rank.path.log.start}" for rank in ranks)
-        yield f"the logs are not of one start ({listed}; {apart // 60} h apart)"
+        yield f"the logs are from different starts ({listed}; {apart // 60} h apart)"
 
 
 def _silent_fields(ranks: Sequence[RankPath]) -> Iterator[str]:

@@ -127,7 +127,7 @@ def _wrong_values(required: KernelPathRequirement, path: KernelPath) -> Iterator
         if not set(values) <= set(accepted):
             line = path.evidence.get(name, "no line of the log shows it")
             found = ", ".join(values)
-            text = f"{name}: required {' or '.join(accepted)}, seen {found} ({line})"
+            text = f"{name}: expected {' or '.join(accepted)}, got {found} ({line})"
             yield Contradiction(name, found, text)
 
 
@@ -140,7 +140,7 @@ def _wrong_others(required: KernelPathRequirement, path: KernelPath) -> Iterator
                 continue
             line = path.evidence.get(f"{name}_also", "no line")
             both = f"{getattr(path, name)} and {value}"
-            yield Contradiction(name, both, f"{name}: required one value, seen {both} ({line})")
+            yield Contradiction(name, both, f"{name}: expected one value, got {both} ({line})")
 
 
 def _broken_rules(
@@ -160,12 +160,12 @@ def _search_log(rule: PathRule, path: KernelPath, log: Path) -> Iterator[Contrad
     ):
         matched.add(pattern)
         if pattern in unwanted:
-            part = f"must not see {pattern.pattern!r}"
-            yield Contradiction(part, line, f"{part}, seen: {line[:_LONGEST_LINE]}")
+            part = f"expected no line {pattern.pattern!r}"
+            yield Contradiction(part, line, f"{part}, got {line[:_LONGEST_LINE]}")
     for pattern in dict.fromkeys(wanted):
         if pattern not in matched:
-            part = f"must see {pattern.pattern!r}"
-            yield Contradiction(part, "nothing", f"{part}, no line of the log matches")
+            part = f"expected a line {pattern.pattern!r}"
+            yield Contradiction(part, "nothing", f"{part}, got none")
 
 
 def _unknown_variables(path: KernelPath) -> Iterator[Contradiction]:

@@ -147,8 +147,8 @@ class ResourceSampler(threading.Thread):
     def _check_floor(self, where: str, available: int) -> None:
         if available < self._floor_bytes:
             self._on_floor(
-                f"{where}MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{self._floor_bytes / 2**30:.2f} GiB: the suite ends the run before the machine "
+                f"{where}MemAvailable: expected at least {self._floor_bytes / 2**30:.2f} GiB, got "
+                f"{available / 2**30:.2f} GiB: the suite ends the run before the machine "
                 "freezes"
             )
 

@@ -195,7 +195,7 @@ class MetricSignature(DataTable):
         if (self.label is None) == (self.absent is None):
             raise ValueError("expected either label or absent")
         if (self.absent is None) != (self.served is None):
-            raise ValueError("absent and served go together")
+            raise ValueError("expected both absent and served, got one of them")
         return self
 
 

@@ -230,7 +230,7 @@ def contradictions(
         if unaccepted:
             part = f"transport of {ranks[index]}"
             required = " or ".join(accepted)
-            text = f"{part}: required {required}, seen {unaccepted} ({transport.evidence})"
+            text = f"{part}: expected {required}, got {unaccepted} ({transport.evidence})"
             found.append(Contradiction(part, unaccepted, text))
     return found
 

@@ -120,13 +120,13 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
             about = f"{problem.operation} into memory of {kind}"
             wrong += of(about, problem.judge(output, run.declared))
         if not _same_bits((arguments, keywords), (list(problem.arguments), problem.keywords)):
-            wrong.append(Fact("inputs as they were", "changed", problem.operation))
+            wrong.append(Fact("unchanged inputs", "changed ones", problem.operation))
         outputs.append(tree_map_only(Tensor, Tensor.clone, output))
     if wrong:
         return wrong
     if run.is_declared_deterministic and not _same_bits(outputs[0], outputs[1]):
-        differ = "two runs differ; take it out of `deterministic` or make it so"
-        return [Fact("deterministic, as declared", differ, problem.operation)]
+        differ = "two runs that differ; take it out of `deterministic` or make it so"
+        return [Fact("the same bits in each run, as declared", differ, problem.operation)]
     return _check_repeats(run, outputs[0])
 
 
@@ -234,7 +234,9 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
             raise run.fault(error) from error
         raise
     if not wrong and not same:
-        wrong.append(Fact("replay as eager", "other bits", problem.operation))
+        wrong.append(
+            Fact("the bits of the eager call in the replay", "other bits", problem.operation)
+        )
     return wrong
 
 

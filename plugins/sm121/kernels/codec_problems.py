@@ -65,7 +65,7 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
         row, column = (int(axis[0]) for axis in np.nonzero(wrong))
         return [
             Fact(
-                "every value exact",
+                "exact values",
                 f"{int(wrong.sum())} of {wrong.size} wrong",
                 evidence=f"first at row {row}, column {column}: {observed[row, column]} for "
                 f"{expected[row, column]}, scale byte {scales[row, column // mxfp4.BLOCK]}",

@@ -210,7 +210,7 @@ def _measure_apart(device: str) -> Device:
     try:
         return Device.model_validate_json(answer)
     except ValidationError as error:
-        errors = done.stderr.strip().splitlines() or ["nothing was said"]
+        errors = done.stderr.strip().splitlines() or ["no output"]
         raise Sm121Error(f"measuring {device}: {errors[-1][:_MOST_OF_A_LINE]}") from error
 
 

@@ -106,7 +106,7 @@ def _remedy(
     least = reference.memory_available_gib
     if least is not None and min(each.memory_available_gib for each in readings) < least.value:
         return "free memory (end other servers and containers)"
-    return "wait until `sm121 box` says QUALIFIED"
+    return "wait until `sm121 box` reports QUALIFIED"
 
 
 def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str:
@@ -173,7 +173,7 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
     for quantity, value, least, unit in minimums:
         if value is not None and least is not None and value < least.value:
             defects.append(
-                f"{quantity}: required {least.value:g} {unit} ({least.source}), seen {value:g}"
+                f"{quantity}: expected {least.value:g} {unit} ({least.source}), got {value:g}"
             )
     if load and reading.other_load > reference.max_other_load:
         names = f" ({', '.join(reading.others)})" if reading.others else ""
@@ -193,8 +193,8 @@ def _defects_of_spread(reference: level_settings.Box, device: Device) -> list[st
     for quantity, spread in spreads.items():
         if spread > reference.max_spread:
             defects.append(
-                f"{quantity} is unsteady: required a spread of {reference.max_spread:.0%} at "
-                f"most, seen {spread:.0%}"
+                f"{quantity} is unsteady: expected a spread of at most "
+                f"{reference.max_spread:.0%}, got {spread:.0%}"
             )
     return defects
 
@@ -206,13 +206,13 @@ def _defects_of_power(device: Device) -> list[str]:
     default = device.power_limit_default_w
     if limit is not None and default is not None and limit < default:
         defects.append(
-            f"the GPU's power is limited: required its default of {default:g} W, seen {limit:g} W"
+            f"the GPU's power is limited: expected its default of {default:g} W, got {limit:g} W"
         )
     if device.power_capped is not None and device.power_capped > _MOSTLY:
         power = f" at {device.power_w:g} W" if device.power_w is not None else ""
         defects.append(
-            "a power cap slows the GPU: required no such throttle reason under load, seen "
-            f"in {device.power_capped:.0%} of the samples{power}"
+            "a power cap slows the GPU: expected no such throttle reason under load, got "
+            f"one in {device.power_capped:.0%} of the samples{power}"
         )
     return defects
 

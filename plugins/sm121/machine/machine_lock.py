@@ -58,7 +58,7 @@ def take(folder: Path | None = None) -> IO[str]:
             f"lock {path}: expected a file of this user, got {error.strerror}. Remove it."
         ) from error
     if not try_lock(lock, fcntl.LOCK_EX):
-        holder = lock.read(80) or "pid not known"
+        holder = lock.read(80) or "pid unknown"
         lock.close()
         raise UsageError(
             f"this machine: expected one run that measures at a time, got another ({holder}). "

@@ -45,7 +45,7 @@ class ServerDeviceMemory:
     """The device memory of a server's processes, and its source."""
 
     #: The source of the last value, or the reason why there is none.
-    source: str = "not asked yet"
+    source: str = "not read yet"
 
     def used(self, pids: set[int]) -> int | None:
         """Return the device memory that processes use, in bytes.
@@ -60,7 +60,7 @@ class ServerDeviceMemory:
         """
         reading = device_memory.read_devices()
         if reading is None:
-            self.source = "no NVIDIA driver: the memory of the processes is all there is"
+            self.source = "no NVIDIA driver: the server only has the memory of its processes"
             return None
         by_process = reading.held(pids)
         if by_process is not None:
@@ -125,8 +125,8 @@ class Timeline(threading.Thread):
             floor = self.floor_bytes
             self.floor_bytes = 0.0
             self.on_floor(
-                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{floor / 2**30:.2f} GiB: the suite ends the run before the machine freezes"
+                f"MemAvailable: expected at least {floor / 2**30:.2f} GiB, got "
+                f"{available / 2**30:.2f} GiB: the suite ends the run before the machine freezes"
             )
         rss = 0
         pss = 0

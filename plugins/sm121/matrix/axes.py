@@ -61,16 +61,16 @@ class Expected(DataTable):
             observed = getattr(path, name)
             if not re.fullmatch(pattern, str(observed), re.I):
                 line = path.evidence.get(name, "no line of the log shows it")
-                lines.append(f"{where}: required {name} {pattern}, seen {observed} ({line})")
+                lines.append(f"{where}: expected {name} {pattern}, got {observed} ({line})")
         if log is None:
             return lines
         for pattern in self.must_see:
             if not re.search(pattern, log):
-                lines.append(f"{where}: must see {pattern!r}, no line of the log matches")
+                lines.append(f"{where}: expected a line {pattern!r}, got none")
         for pattern in self.must_not_see:
             match = re.search(f".*{pattern}.*", log)
             if match is not None:
-                lines.append(f"{where}: must not see {pattern!r}, seen: {match[0].strip()[:200]}")
+                lines.append(f"{where}: expected no line {pattern!r}, got {match[0].strip()[:200]}")
         return lines
 
 

@@ -29,7 +29,7 @@ def find_wrong_answer(asker: Asker, exam_name: str) -> str | None:
         tokens = max(_FEWEST_TOKENS, len(case.begins))
         answer = asker.ask(Request(case.prompt, tokens, top=0))
         if not answer.text.startswith(case.begins):
-            return f"{case.prompt!r}: required {case.begins!r} first, seen {answer.text!r}"
+            return f"{case.prompt!r}: expected {case.begins!r} first, got {answer.text!r}"
         signs = sanity.signs(answer.text, answer.ids)
         if signs:
             return f"{case.prompt!r}: {signs[0]}"

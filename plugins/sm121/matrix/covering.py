@@ -115,7 +115,7 @@ def build(space: Space, strength: Strength = 2) -> Array:
     if isinstance(strength, int) and strength > len(space.axes):
         raise OptionError(
             "--matrix",
-            f"{strength}: expected at most {len(space.axes)}, or full: there are so many axes "
+            f"{strength}: expected at most {len(space.axes)}, the number of axes, or full "
             f"({', '.join(space.axes)})",
         )
     builder = _Builder(space, strength)

@@ -261,7 +261,7 @@ class Examiner:
     def _path(self, record: CellRecord, server: Server) -> str | None:
         """Check the kernel path, and the evidence of the cell's values."""
         if not server.managed and server.log is None:
-            raise NotRun(f"nothing shows which path it took: {server.why_no_log}")
+            raise NotRun(f"the kernel path is unknown: {server.why_no_log}")
         path = self.run.paths.of(server)
         for name in _SHOWN:
             record.path[name] = getattr(path, name)
@@ -382,7 +382,7 @@ class Examiner:
         self.run.servers.check_alive(after_failure=failed)
         invalid = "; ".join(str(item) for item in against)
         if not against and len(samples) < 2:
-            invalid = f"{len(samples)} rounds of {self.settings.rounds} have a rate"
+            invalid = f"only {len(samples)} of {self.settings.rounds} rounds have a rate"
         value = statistics.estimate(samples).value if samples else None
         return _Sample(CellRate(metric=metric, samples=samples, value=value), invalid, failed)
 

@@ -200,9 +200,7 @@ def incomplete(file: MatrixFile) -> str | None:
     counts = f"{len(file.not_run)} of {len(planned)} cells have no outcome"
     if file.interrupted:
         return f"Interrupted: {counts}."
-    return (
-        f"Not whole: {counts} yet; the run goes on, was ended from outside, or is one of several."
-    )
+    return f"Incomplete ({counts} so far): the run is in progress, was killed, or is one shard."
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
@@ -244,7 +242,7 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
     for part in parts[1:]:
         for name in ("axes_file", "engine", "version", "options", "strength", "profile"):
             if getattr(part, name) != getattr(first, name):
-                raise errors.UsageError(f"the shards' matrices are of another {name}")
+                raise errors.UsageError(f"the matrices of the shards differ in their {name}")
     file = AxesFile.model_validate(first.axes_file)
     space = Space(file, first.engine, first.version, first.options)
     array = build_array(space, parse_strength(str(first.strength)))

@@ -50,7 +50,7 @@ class FailingSet:
     def _alone(self) -> str:
         """Return the outcomes of its subsets as text."""
         if not self.parts:
-            return "; each alone passes"
+            return "; each part alone passes"
         parts = ", ".join(self.parts[:_SHOWN])
         if len(self.parts) > _SHOWN:
             parts += f" and {len(self.parts) - _SHOWN} parts more"
@@ -211,9 +211,9 @@ class _Search:
 
     def _add_flake(self, record: CellRecord, again: CellRecord | None) -> None:
         """Add all values of a cell whose failure did not happen again."""
-        reason = f"once, and not again: {record.reason}"
+        reason = f"failed once, and not in a second start: {record.reason}"
         if again is not None and not again.outcome.broken and not _clears(again, record.outcome):
-            reason = f"once; started again, it came to {again.outcome}: {record.reason}"
+            reason = f"failed once; the second start ended with {again.outcome}: {record.reason}"
         self.failing.append(
             FailingSet(
                 choice=self.space.differences(record.values),

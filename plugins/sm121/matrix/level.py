@@ -77,11 +77,11 @@ class MatrixLevel:
             NotRun: The cell could not run.
         """
         if planned is None:
-            raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
+            raise NotRun(f"profile {self.plan.profile.name} has no cells")
         record = self._record_of(planned) or self.examine(planned)
         file = record.bundle or record.log
         fact = Fact(
-            required="the cell works",
+            required="a cell that works",
             observed=f"{record.outcome}: {record.reason}",
             evidence=str(self.run.record.directory / file) if file else "",
         )
@@ -115,7 +115,7 @@ class MatrixLevel:
             NotRun: No cell has an outcome.
         """
         if not self.records:
-            raise NotRun("no cell came to an outcome")
+            raise NotRun("no cell has an outcome")
         boots = self.plan.settings.isolation_boots
         limit = float(self.plan.profile.test_timeout_s.get("matrix", float("inf")))
         deadline = time.monotonic() + limit - _SPARE_S
@@ -154,8 +154,8 @@ class MatrixLevel:
         if self.records:
             lines.append(feature_matrix.counted(self.records))
         lines.append(
-            f"{spent['cells']:.0f} cells on {spent['boots']:.0f} boots in "
-            f"{duration(spent['seconds'])}, {duration(spent['boot_s'])} of it boots"
+            f"{spent['cells']:.0f} cells on {spent['boots']:.0f} starts in "
+            f"{duration(spent['seconds'])}, {duration(spent['boot_s'])} of it starts"
         )
         lines.extend(map(str, self.sets))
         lines.append(str(self.directory / feature_matrix.MARKDOWN))
@@ -251,7 +251,7 @@ class MatrixLevel:
         if record.outcome.broken and self._record_of(baseline) is None:
             self._examiner.baseline = None
         if self.baseline is None:
-            raise NotRun("the baseline came to no answers; nothing can be compared with it")
+            raise NotRun("the baseline gave no answers, so no cell can be compared with it")
 
     def _record_of(self, planned: Planned) -> CellRecord | None:
         for record in self.records:

@@ -73,7 +73,7 @@ def compare_rates(rate: CellRate, baseline: CellRate, allowed: float) -> bool:
 def describe_ratio(rate: CellRate, baseline: CellRate) -> str:
     """Return one line with both rates and the ratio that `compare_rates` recorded."""
     return (
-        f"{rate.metric} {numbers.number(rate.value)} tok/s, the baseline has "
-        f"{numbers.number(baseline.value)}: {rate.ratio:.3f} of it "
-        f"[{rate.ci_low:.3f}, {rate.ci_high:.3f}]; {rate.allowed:.0%} less allowed"
+        f"{rate.metric} {numbers.number(rate.value)} tok/s, "
+        f"{rate.ratio:.3f} of the baseline's {numbers.number(baseline.value)} "
+        f"[{rate.ci_low:.3f}, {rate.ci_high:.3f}]; at most {rate.allowed:.0%} slower allowed"
     )

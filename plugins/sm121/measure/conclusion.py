@@ -56,8 +56,8 @@ def over_starts(
         fact = _noted(decision.fact, described)
         return replace(decision, fact=fact, start_spread=spread)
     undecided = (
-        f"{described}: a start this near to the threshold shows no more of the build, expected "
-        f"more than {reach:.1%} from it. --ab compares builds over several starts"
+        f"{described}: one start does not decide about the build, unless its rate is "
+        f"more than {reach:.1%} from the threshold. --ab compares builds over several starts"
     )
     return replace(
         decision,

@@ -190,7 +190,7 @@ def decide(
         return None
     above: bool | None = None
     if len(left_out) > _LEFT_OUT * (count + len(left_out)):
-        obstacle = f"{len(left_out)} more were left out: the client was late for them"
+        obstacle = f"{len(left_out)} more were left out, because the client was late"
     else:
         clamped = [min(max(estimate.value, low), high) for low, high in left_out]
         rounds = [*clamped, *(track if len(track) > len(samples) else samples)]
@@ -278,8 +278,8 @@ def _side(
     required = required_margin(count, passing=above == is_rate)
     if margin <= required:
         return None, (
-            f"{margin:.1%} from the threshold, and after {count} rounds that takes "
-            f"{required:.1%}: rounds may be correlated, which so few rounds do not show"
+            f"{margin:.1%} from the threshold; a decision after {count} rounds needs more than "
+            f"{required:.1%}, because a correlation of the rounds would not show yet"
         )
     last = _opposing_end(rounds, middle, threshold, sign)
     if last is not None:

@@ -153,7 +153,7 @@ class MeasuredServer:
             needs_tokenizer = answer.ok and self.prompts.natural
             if not needs_tokenizer or self.prompts.can_tokenize():
                 return
-        refusal = answer.error or "of a text, which its /tokenize does not tell"
+        refusal = answer.error or "the length of a text is unknown without /tokenize"
         self._probe_text(refusal)
 
     def _answer_to_the_largest_id(self) -> TimedAnswer:

@@ -83,7 +83,7 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
     if any(answer.completion_tokens is None for answer in good):
         findings.not_checked("tokens against usage: the server sends no usage")
     if clock == "chunks":
-        findings.not_checked("tokens: neither ids nor usage say how many a chunk has")
+        findings.not_checked("tokens: neither ids nor usage contain the number of a chunk's tokens")
 
 
 def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
@@ -101,7 +101,7 @@ def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
             )
         return
     if disagrees:
-        evidence = f"{tokens} tokens by {clock}, usage says {usage} (asked for {requested})"
+        evidence = f"{tokens} tokens by {clock}, usage says {usage} ({requested} requested)"
         findings.against("token_accounting", evidence)
     elif tokens < requested:
         reasons = [chunk.finish for chunk in answer.chunks if chunk.finish]
@@ -112,14 +112,14 @@ def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
             f"(finish_reason {finish})",
         )
     elif tokens > requested:
-        evidence = f"{tokens} tokens by {clock}, at most {requested} asked"
+        evidence = f"{tokens} tokens by {clock}, but at most {requested} requested"
         findings.against("token_accounting", evidence)
 
 
 def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
     for source, counted in (("usage", answer.prompt_tokens), ("its ids", answer.prompt_ids)):
         if counted is not None and answer.asked_prompt and counted != answer.asked_prompt:
-            evidence = f"a prompt of {answer.asked_prompt} tokens, {source} say {counted}"
+            evidence = f"a prompt of {answer.asked_prompt} tokens, but {counted} by {source}"
             findings.against("prompt_length", evidence)
 
 
@@ -274,7 +274,7 @@ def check_counters(
     missing = [name for name in ("running", "waiting") if name not in delta]
     if missing:
         findings.not_checked(
-            f"other clients: /metrics says no number of the requests that are {', '.join(missing)}"
+            f"other clients: /metrics has no number of {' and '.join(missing)} requests"
         )
     busy = int(delta.get("running", 0) + delta.get("waiting", 0))
     if busy and whole:  # an abandoned request may still run
@@ -306,7 +306,7 @@ def _check_generated(
     """Compare the counter of generated tokens with the tokens that arrived."""
     generated = delta.get("generated")
     if generated is None:
-        findings.not_checked("tokens by counters: /metrics says no number of generated tokens")
+        findings.not_checked("tokens by counters: /metrics has no number of generated tokens")
         return
     arrived = sum(tokens_of(answer, clock) for answer in answers)
     if generated > arrived and all(answer.ok for answer in answers):

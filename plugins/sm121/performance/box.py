@@ -35,7 +35,7 @@ class _WindowStart(NamedTuple):
 
 @dataclass
 class RunBox:
-    """The machine that a run measures on: its readings, and what they say of the numbers."""
+    """The machine of a run: its readings, and the judgement of the numbers by these readings."""
 
     run: Run
     #: URLs of servers that are measured beside the attached one: the sides of ``--ab``.
@@ -272,7 +272,7 @@ class RunBox:
 
     @property
     def _strangers(self) -> list[AttachedProcesses]:
-        """Attached servers whose processes cannot be told from other people's."""
+        """Attached servers whose processes cannot be distinguished from other processes."""
         return [server for server in self._attached if not server.find()]
 
     def _own(self) -> list[psutil.Process]:

@@ -356,7 +356,7 @@ class Recorder:
         if above_served and not broken:
             self.run.record.remark(
                 f"{name}: more than the bytes of this configuration allow, so the "
-                f"engine quantises what nothing shows it to quantise ({above_served})",
+                f"engine quantises layers without evidence of it ({above_served})",
                 at_once=False,
             )
         fields["bound"] = round(roofline.converted(name, ceiling.tok_s), 2)

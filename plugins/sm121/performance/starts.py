@@ -49,7 +49,7 @@ class EarlierStarts:
         levels = []
         for run in self._runs:
             same_build = (run.file.engine.name, run.file.engine.version) == (engine, version)
-            # Its verdict may make the run no baseline; it is a start all the same.
+            # A run whose verdict excludes it as a baseline still counts as a start.
             if not same_build or replace(run, unfit=()).unlike(context):
                 continue
             report = run.file.metrics.get(metric)

@@ -104,7 +104,7 @@ class TimedTexts:
         whole = prompt if isinstance(prompt, str) else tuple(prompt)
         ids, first = self._follow(whole, (), answer, salt)
         if isinstance(prompt, str):
-            raise NotRun("only a prompt of ids can be asked for one token of its answer")
+            raise NotRun("single tokens of an answer can only be requested after a prompt of ids")
         self._check_single_tokens(prompt, ids, salt)
         self._check_changed_prompt(prompt, first, look, salt)
 
@@ -115,7 +115,7 @@ class TimedTexts:
             if self.asker.ids(alone) != (ids[at],):
                 # The kernels of a prefill round otherwise than those of a decode step.
                 position = self.asker.positions(alone)[0]
-                about = f"token {at}, asked alone"
+                about = f"token {at}, requested alone"
                 self._require_likeliest(ids[at], position, 2 * self._equal_within, about)
 
     def _check_changed_prompt(
@@ -192,7 +192,7 @@ class TimedTexts:
     @property
     def _equal_within(self) -> float:
         if self.bound is None:
-            raise NotRun("what is equally likely needs correctness.agreement in the profile")
+            raise NotRun("equally likely tokens need correctness.agreement in the profile")
         return self.bound.fork or self.bound.max_abs
 
     def _as_likely(self, token: int, position: Position) -> list[int]:

@@ -114,7 +114,7 @@ def refuse(
     than = "the commit: commit it, or take it back"
     if changed is None:
         changed = certification.foreign_tests(own_tests.folder())
-        than = "the file that ships with the suite (git knows no commit of it here)"
+        than = "the shipped file (git has no commit of it here)"
     if changed:
         wrong.append(f"{', '.join(changed[:5])} differs from {than}")
     if wrong:
@@ -160,4 +160,4 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         soak_s = soak.parse_duration(duration)
         named = f"--soak {duration}"
     if soak_s < least_s:
-        yield f"{named}: expected --soak {least_s:g}s or more, as profile {profile.name} asks"
+        yield f"{named}: expected --soak {least_s:g}s or more, as profile {profile.name} requires"

@@ -138,7 +138,7 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     compared = config.getoption("benchmark_compare")
     if compared == []:
         raise UsageError(
-            f"{_FAIL}: expected {_COMPARE} beside it, which says what to compare with. Add it."
+            f"{_FAIL}: expected {_COMPARE} with it, which names the stored run. Add it."
         )
     foreign = any(_is_benchmark(item) and LEVEL not in item.stash for item in items)
     if foreign:
@@ -231,7 +231,7 @@ def decide_what_broke(config: pytest.Config, session: Session) -> None:
     benchmarks = getattr(config, "_benchmarksession", None)
     line = config.stash.get(_BROKEN, None)
     if line is not None:
-        fact = Fact("pytest-benchmark stores and compares the run", line)
+        fact = Fact("a run that pytest-benchmark stores and compares", line)
         decision = TestReport.of("--benchmark::pytest-benchmark", "regression", fact)
         session.run.record.emit(Decided(decision))
     if benchmarks is not None:
@@ -254,7 +254,7 @@ def _judged(history: MeasuredHistory) -> Iterator[_Judged]:
         try:
             check()
         except NotRun as reason:
-            fact = Fact("the run is compared with a stored one", str(reason))
+            fact = Fact("a comparison with a stored run", str(reason))
             yield _Judged("compared", Verdict.INCONCLUSIVE, [fact])
             return
         except Undecided as error:

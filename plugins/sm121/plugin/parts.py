@@ -191,13 +191,13 @@ def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[Tes
     deaths = []
     for test, why in killers.items():
         if test in levels:
-            fact = Fact("the test does not end its worker", printable(why))
+            fact = Fact("a test that does not end its worker", printable(why))
             deaths.append(TestReport.of(test, levels[test], fact))
     if deaths:
         return deaths
     for folder, file in parts.items():
         if not file.finished:
             name = Path(folder).name
-            fact = Fact("each worker ends its part", "it did not, see the worker's output", name)
+            fact = Fact("the worker to end its part", "no end; see the worker's output", name)
             deaths.append(TestReport.of(f"{BESIDE}worker {name}", "smoke", fact))
     return deaths

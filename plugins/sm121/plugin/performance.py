@@ -220,7 +220,7 @@ def memory_peak_gib(conformance: Session) -> float:
         raise NotRun("no process of the server could be looked at")
     host = f"{resources.tree_rss_peak_bytes / 2**30:.2f} GiB are resident in the host's memory"
     if resources.memory_peak_bytes is None:
-        raise NotRun(f"what the server holds of the GPU is {resources.memory_source}; {host}")
+        raise NotRun(f"GPU memory of the server: {resources.memory_source}; {host}")
     run.record.remark(f"memory_peak_gib: {resources.memory_source}; {host}", at_once=False)
     return resources.memory_peak_bytes / 2**30
 

@@ -331,7 +331,7 @@ def _path(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str
     }
     parts = [f"{name} {' or '.join(names)}" for name, names in values.items() if names]
     if parts:
-        yield f"path that is asked for: {', '.join(parts)}"
+        yield f"requested path: {', '.join(parts)}"
 
 
 def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
@@ -397,7 +397,7 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
     if config is None:
         return
     name = profile.under_test
-    suffix = "" if profile.question else " (asked of every build)"
+    suffix = "" if profile.question else " (applies to every build)"
     gb_s = _measured_gb_s(settings.report_dir, profile)
     for gate in profile.performance.gates:
         depth = roofline.depth_of(gate.metric)

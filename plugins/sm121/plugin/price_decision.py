@@ -103,9 +103,9 @@ class PriceDecision:
         is_limited = self._conformance.run.profile.regression.price_allowed
         if is_limited and self._priced.rounding != EXACT:
             rounding = self._conformance.run.record.file.engine.rounding
-            failed.append(Fact(f"{name} in correctness.prices", f"{rounding}: none"))
+            failed.append(Fact(f"{name} in correctness.prices", f"none for {rounding}"))
         if not math.isfinite(fmean(samples)):
-            failed.append(Fact("log-probabilities that are numbers", "some are none", name))
+            failed.append(Fact("log-probabilities that are numbers", "others", name))
         return failed
 
     def _require_a_row(self) -> None:
@@ -113,5 +113,5 @@ class PriceDecision:
         if self._gates or not self._conformance.run.profile.correctness.prices:
             return
         rounding = self._conformance.run.record.file.engine.rounding
-        rounds = f"rounding {rounding}" if rounding else "what does not show"
+        rounds = f"rounding {rounding}" if rounding else "unknown rounding"
         raise verdict.NotRun(f"measured, and correctness.prices has no row for {rounds}")

@@ -97,7 +97,7 @@ def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> No
     collected = next(each.event for each in stream.events if isinstance(each.event, Collected))
     tests = [(test.id, test.level) for test in collected.tests]
     if tests != [(test.id, test.level) for test in now.tests] or collected.shard != now.shard:
-        others.append(f"{len(tests)} tests, now {len(now.tests)}, or others")
+        others.append(f"{len(tests)} tests, but now {len(now.tests)} or different ones")
     if others:
         raise ValueError(f"its tests or settings differ: {others[0]}")
 

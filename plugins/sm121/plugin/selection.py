@@ -196,7 +196,7 @@ def _lines_on_levels(config: pytest.Config, uncertified: Iterable[pytest.Item]) 
     for level, number in levels.items():
         lines.append(
             f"{number} tests are left out: the certificate of profile {certified.name} does not "
-            f"ask for the {level} level"
+            f"require the {level} level"
         )
     return lines
 

@@ -52,7 +52,7 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
         first = lines[0] if lines else ""
         problem = (
             f"{folder / timings.NAME}: expected durations of earlier runs, got what cannot be read "
-            f"({first}). They are taken as not there; this run writes the file anew"
+            f"({first}). They are ignored; this run writes the file anew"
         )
         return Known(Taken(), problem)
 

@@ -72,8 +72,8 @@ def parse_sides(texts: Sequence[str], own_options: Container[str] = ()) -> tuple
         raise UsageError(f"--ab: expected the URLs of two servers, got {first.url} twice")
     if first == second == Side(first.text):
         raise UsageError(
-            f"--ab {shlex.join(texts)}: expected two configurations that differ, got what is under "
-            "test twice; name what one of them adds: --ab '' '--flag'"
+            f"--ab {shlex.join(texts)}: expected two different configurations, got the one under "
+            "test twice. Name the arguments that one of them adds: --ab '' '--flag'"
         )
     return first, second
 
@@ -91,7 +91,7 @@ def _refuse_swallowed_word(side: Side, texts: Sequence[str], own_options: Contai
         kind = "an option of the suite" if is_own else "none of them"
         raise UsageError(
             f"--ab {shlex.join(texts)}: expected two words, each a URL, or KEY=VALUE and "
-            f"arguments of the engine, {word} is {kind}; '' is what is under test itself: "
+            f"arguments of the engine, got {word}, {kind}. '' is the configuration under test: "
             "--ab '' '--flag'"
         )
 

@@ -138,7 +138,7 @@ class AbRun:
             lost.discard(outcome.metric)
         if lost:
             names = sorted(lost)
-            self.run.record.unproven(f"A/B: not known at every visit, so not compared: {names}")
+            self.run.record.unproven(f"A/B: not measured at every start, so not compared: {names}")
         return outcomes
 
     def _more_pairs_can_decide(self, outcomes: list[Change]) -> bool:
@@ -171,7 +171,7 @@ class AbRun:
             Inconclusive: The starts differ too much among themselves, or the box is degraded.
         """
         outcomes = self.outcomes
-        require(not self._broken, "B behaves as A does", self._broken)
+        require(not self._broken, "the behaviour of A also from B", self._broken)
         if self._box.state == BoxState.DEGRADED:
             raise Inconclusive(f"the box is DEGRADED: {self._box.reason}")
         if not outcomes:
@@ -180,8 +180,8 @@ class AbRun:
         undecided = []
         for outcome in outcomes:
             if outcome.verdict is Verdict.FAIL:
-                requirement = "B is not worse than A"
-                facts.append(Fact(requirement, "it is", outcome.metric, evidence=outcome.text))
+                requirement = "B to be not worse than A"
+                facts.append(Fact(requirement, "a worse B", outcome.metric, evidence=outcome.text))
             elif outcome.verdict is Verdict.INCONCLUSIVE:
                 undecided.append(outcome.text)
         require_none(facts)
@@ -218,7 +218,7 @@ class AbRun:
             raise Inconclusive(f"not every expected effect could be checked: {text}")
         if verdict is not Verdict.PASS:
             broken = [f"{result.criterion}" for result in results if result.verdict is verdict]
-            raise Unmet(Fact("what was promised", f"not {', '.join(broken)}", evidence=text))
+            raise Unmet(Fact("every criterion to hold", f"not {', '.join(broken)}", evidence=text))
 
     def _evaluate(
         self, criteria: Sequence[Criterion], outcomes: list[Change], undecided: Undecided | None

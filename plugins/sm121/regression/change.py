@@ -118,7 +118,7 @@ class Change:
             if self.worse is not None:
                 value = 100 * self.worse
         return Fact(
-            "worse than before by at most",
+            "a loss against the earlier run of at most",
             about=self.metric,
             value=value,
             limit=limit,

@@ -67,8 +67,8 @@ class MeasuredHistory:
         skipped = [test for test in selected if test.skipped]
         if len(skipped) == len(selected):
             raise NotRun(f"the performance level did not run here: {skipped[0].message}")
-        observed = f"none of {len(selected)} tests did; a run without measurements does not pass"
-        raise Unmet(Fact("the performance level leaves measurements", observed))
+        observed = f"none from {len(selected)} tests; a run without measurements does not pass"
+        raise Unmet(Fact("measurements of the performance level", observed))
 
     @functools.cached_property
     def runs(self) -> list[StoredRun]:

@@ -103,6 +103,6 @@ class SideWatch:
             raise Invalid(f"{urls} are the same server, so there is nothing to compare")
         if same is None:
             self.run.record.unproven(
-                "A/B: whether the URLs are of two servers is not known: neither the metric "
-                "process_start_time_seconds nor their processes can be seen from here"
+                "A/B: unknown whether the URLs are of two servers: neither the metric "
+                "process_start_time_seconds nor their processes are visible here"
             )

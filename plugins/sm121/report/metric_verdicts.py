@@ -53,7 +53,7 @@ def of_metric(name: str, metric: MetricReport) -> Judged:
         text = f"{verdict.value} ({metric.grade})" if metric.grade else verdict.value
         own = metric.configuration_gate
         if own is not None:
-            text += f"; as releases are, {limit(own)}: {own.verdict.value}"
+            text += f"; gate of the releases, {limit(own)}: {own.verdict.value}"
         return Judged(verdict, verdict.value, text)
     if verdict is Verdict.PASS:
         return Judged(verdict, _MEASURED, _MEASURED, is_measured=True)

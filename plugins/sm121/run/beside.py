@@ -36,11 +36,11 @@ def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> Test
         phase: The level, and the point of the run in words.
     """
     level, where = phase
-    evidence = "what it left is under crashes"
+    evidence = "the crash bundle is under crashes"
     if dead.detail:
         evidence = f"{dead.detail}; {evidence}"
     fact = Fact(
-        "the server lives until it is stopped",
+        "the server to live until it is stopped",
         f"{where}: {dead.what} ({cause.kind})",
         evidence=evidence,
     )
@@ -77,7 +77,7 @@ def left_the_path(
     """
     contradictions = "; ".join(str(contradiction) for contradiction in wrong)
     fact = Fact(
-        "the server stays on the path of the profile until it is closed",
+        "the server to stay on the path of the profile until it is closed",
         f"{where}: {contradictions[:_MOST_CONTRADICTIONS]}",
         evidence=f"{log}",
     )
@@ -103,7 +103,7 @@ def silent(
     for error in errors:
         line = printable(redact(error.line))
         fact = Fact(
-            "no error is reported while the server serves",
+            "no error in the log while the server serves",
             f"{error.kind}: {line.partition(':')[0][:_MOST_OF_A_LINE]}",
             evidence=f"{source}, {where}: {line}; remedy: {error.remedy}",
         )
@@ -149,7 +149,7 @@ def unclean(name: str, report: StopReport) -> TestReport:
     survivors = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
     died = f"it died of {report.crash}; " if report.crash else ""
     fact = Fact(
-        "the server ends in order when it is stopped, and nothing is left",
+        "an orderly end of the stopped server that leaves nothing",
         f"{died}{survivors}; port free: {report.port_free}; "
         f"memory missing: {report.memory.missing_bytes / 2**30:.1f} GiB",
         evidence=f"{report.log}",
@@ -165,7 +165,7 @@ def unproven_memory(name: str, report: StopReport) -> TestReport:
         report: The report of its stop.
     """
     fact = Fact(
-        "the memory that a stopped server held is free again",
+        "the memory of the stopped server to be free again",
         f"{report.memory}",
         evidence="end what else takes memory and run again; of a GPU's memory, run where all "
         "processes are seen (docker run --pid=host)",

@@ -31,7 +31,7 @@ class Configurations:
         if self.target.obstacle is not None:
             raise NotRun(self.target.obstacle)
         if name not in self.by_name:
-            raise NotRun("the server is attached: what it was started with is not known")
+            raise NotRun("the arguments of the attached server are unknown")
         return self.by_name[name]
 
     def environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:

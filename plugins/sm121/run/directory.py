@@ -182,7 +182,7 @@ def _refuse_foreign(directory: Path) -> None:
     if foreign:
         raise UsageError(
             f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "
-            f"run; seen: {foreign[0]}"
+            f"run, got a folder with {foreign[0]}"
         )
 
 

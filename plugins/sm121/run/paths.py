@@ -103,7 +103,7 @@ class KernelPaths:
         self._note_nccl()
         silent = requirement.not_shown(self._profile.path_of(name), self.of(server))
         if self._profile.model.digest is not None and configuration is None:
-            silent.append("the model's digest (the attached server's files are not known)")
+            silent.append("the model's digest (the attached server's files are unknown)")
         if silent:
             line = f"kernel path of {name}: no line shows {', '.join(silent)}"
             self.record.remark(line, at_once=False)

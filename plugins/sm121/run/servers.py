@@ -292,7 +292,7 @@ class Servers:
         line = f"after server {configuration}: {report.memory}"
         if beside.memory_is_usual(report, earlier):
             self.record.remark(
-                f"{line}. Who holds a GPU's memory is seen with docker run --pid=host"
+                f"{line}. docker run --pid=host shows which processes hold a GPU's memory"
             )
             return
         self.record.remark(line)

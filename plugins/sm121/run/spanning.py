@@ -79,7 +79,7 @@ def look(
     for index, rank in enumerate(of_ranks):
         if index not in carried:
             judged.silent.append(
-                f"transport of {rank}: no line shows what carries its bytes; {transport.REMEDY}"
+                f"transport of {rank}: no line of the log shows it; {transport.REMEDY}"
             )
     if nodes.devices is not None:
         judged.remarks += transport.remarks(of_ranks, carried, nodes.devices)

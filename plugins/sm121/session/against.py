@@ -57,7 +57,7 @@ def refuse(trusted: Trusted, run: VerdictFile) -> None:
     why = path_changes.unlike(trusted.newest.file, run)
     if why is not None:
         raise UsageError(
-            f"--against: {trusted.name} is of another {why}: expected a run that asked the same"
+            f"--against: {trusted.name} has another {why}: expected a run with the same settings"
         )
 
 
@@ -169,14 +169,14 @@ class _Judge:
         missing, unasked = _not_executed(before, self._run, asked_for)
         report.missing = list(missing)
         for name, why in missing.items():
-            self._add(name, Fact(f"{name} runs, as in {report.run}", f"it did not: {why}"))
+            self._add(name, Fact(f"{name} to run, as in {report.run}", f"no run: {why}"))
         tests_before = {test.id: test for test in before.tests}
         for test in self._run.tests:
             deviations = _sort(report, test, tests_before.get(test.id))
             if deviations:
                 known = f"known of {_engine(self._run)} ({', '.join(deviations)})"
-                text = f"it is excused, as {known}, which that run did not show"
-                self._add(test.id, Fact(f"{test.id} holds, as in {report.run}", text))
+                text = f"a failure that is excused as {known}, which that run did not show"
+                self._add(test.id, Fact(f"{test.id} to pass, as in {report.run}", text))
         return unasked
 
     def compare_paths(self) -> None:
@@ -187,7 +187,7 @@ class _Judge:
                 report.path_told.append(change.text)
                 continue
             report.path.append(change.text)
-            required = f"the path of {report.run}, since no other was asked for"
+            required = f"the path of {report.run}, because no other path was requested"
             self._add(f"path {change.part}", Fact(required, change.text, kind=unmet.OF_PATH))
 
     def compare_metrics(self, lost: Collection[str]) -> None:

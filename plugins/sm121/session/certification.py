@@ -224,7 +224,7 @@ def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
     if unproven:
         yield Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"
     if path.differences:
-        yield Verdict.INVALID, f"asked for and not what ran: {path.differences[0]}"
+        yield Verdict.INVALID, f"a requested path did not run: {path.differences[0]}"
     if file.unproven:
         yield Verdict.INVALID, f"unproven: {'; '.join(file.unproven)}"
     if required.box == "QUALIFIED" and file.box.state != "QUALIFIED":

@@ -34,7 +34,7 @@ from sm121.session.settings import Settings
 TITLES: Mapping[Row, str] = {
     "moe_fc1": "MoE FC1",
     "moe_fc2": "MoE FC2",
-    "moe_products": "MoE FC1 and FC2, not told apart",
+    "moe_products": "MoE FC1 and FC2, not distinguishable",
     "moe_other": "MoE, other",
     "attention": "attention",
     "norms": "norms",
@@ -279,7 +279,7 @@ def _add_bound(
         subject.no_bound = str(error)
         return
     if read is None:
-        subject.no_bound = "the formats of its layers are not known, or it speculates"
+        subject.no_bound = "the formats of its layers are unknown, or it uses speculative decoding"
         return
     _set_bound(subject, read, healthy.high, config)
 

@@ -19,7 +19,7 @@ from sm121.session.durations import LevelBounds
 
 @dataclass(frozen=True)
 class Check:
-    """A test that a run asks.
+    """A check of a run.
 
     Args:
         id: Its node id.
@@ -27,7 +27,7 @@ class Check:
         configurations: Names of the configurations whose server it needs; the first check that
             needs one starts it.
         can_run: Whether it can run on this target.
-        lasts: How long an option makes it last (``--soak``); None where none does.
+        lasts: The duration that an option sets (``--soak``); None where none does.
     """
 
     id: str

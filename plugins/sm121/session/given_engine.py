@@ -144,7 +144,7 @@ def program(option: Option, engine: str, attached: str | None) -> str:
         if binary:
             raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
         # Links are not resolved: a virtual environment is found by its interpreter's link.
-        expected = "a Python interpreter, there is no such file"
+        expected = "a Python interpreter, got no such file"
         python = given_files.checked(option, "--engine-python", Path.is_file, expected)
         return str(python or sys.executable)
     if attached:

@@ -19,7 +19,7 @@ _NO_MEMORY_AT_START = (
 
 @dataclass(frozen=True)
 class KernelBefore:
-    """The moment at which a run began: what the kernel did later may be of the run."""
+    """The begin of a run: later messages of the Linux kernel may be about the run."""
 
     #: By ``time.monotonic``.
     at: float = field(default_factory=time.monotonic)
@@ -56,7 +56,7 @@ class KernelJudge:
         if kills:
             faults.append(f"the control group, whose memory ran out, killed {kills} processes")
         self.judge_messages(self._kernel_here(), "", faults)
-        unread = KernelMessages(unavailable="it is read on this machine alone")
+        unread = KernelMessages(unavailable="it is only read on this machine")
         for rank in range(1, self._unread_nodes()):
             self.judge_messages(unread, f" of node {rank}")
 

@@ -41,7 +41,7 @@ _STDIN = Path("-")
 _SAVE_LOG = "Save one: docker logs NAME > server.log 2>&1"
 _SAVE_METRICS = "Save it: curl http://localhost:8000/metrics > metrics.txt"
 _RECORD_TRACE = "Record one with the engine's profiler"
-#: The engine whose signatures are used if the engine is not known or if there is no log.
+#: The engine whose signatures are used if the engine is unknown or if there is no log.
 _DEFAULT_ENGINE = "vllm"
 _DEFAULT_MODEL = "gpt-oss-120b"
 

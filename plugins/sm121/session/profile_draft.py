@@ -41,7 +41,7 @@ class Draft:
         arch: The architecture of the target.
         date: The day, in ISO 8601.
         facts: What the server shows.
-        known: The questions that it answered.
+        known: The questions that the server answered.
         measured: Its rates and times; None: they were not measured.
         arguments: The arguments that the user gave; empty: those in the log.
         no_rates: The reason for missing rates.

@@ -114,7 +114,7 @@ def machine_obstacle(settings: Settings, asked_by_marker: tuple[str, ...]) -> st
         return None
     machine = detected.name or "a GPU that the suite has no name for"
     return (
-        f"{arch} was asked for, this machine is {machine} ({detected.evidence}). Run on a "
+        f"{arch} was requested, but this machine is {machine} ({detected.evidence}). Run on a "
         f"machine with {arch}, or attach to a server there: --base-url URL --arch {arch}"
     )
 

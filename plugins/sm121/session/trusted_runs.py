@@ -157,7 +157,7 @@ def trust(
         try:
             narrower = _narrower(run, _read(before[-1]))
         except UsageError as error:
-            narrower = [f"what is not known: {error}"]
+            narrower = [f"unreadable results ({error})"]
     return _store(report, storage / _FOLDER, anew=anew), run.file, narrower
 
 

@@ -70,7 +70,7 @@ def not_idle(endpoint: Endpoint) -> checks.Fault | None:
             return None
         if time.monotonic() > deadline:
             required = f"0 within {_IDLE_WITHIN_S:.0f} s of the last answer"
-            return checks.Fault("not_idle", f"required {required}, seen {', '.join(busy)}")
+            return checks.Fault("not_idle", f"expected {required}, got {', '.join(busy)}")
         time.sleep(_LOOK_EVERY_S)
 
 
@@ -99,7 +99,7 @@ def zombies(processes: Processes) -> checks.Fault | None:
         return None
     shown = still[:_LISTED_ZOMBIES]
     listed = ", ".join(f"pid {zombie.pid}, a child of {zombie.parent}" for zombie in shown)
-    return checks.Fault("zombie", f"required none, seen {len(still)}: {listed}")
+    return checks.Fault("zombie", f"expected none, got {len(still)}: {listed}")
 
 
 def _find_zombies(processes: Iterable[psutil.Process]) -> list[_Zombie]:
@@ -219,10 +219,10 @@ def compare_throughput(
         is_as_efficient = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
         is_disturbed = on_cpu and after.other_load > _OTHERS_OF_NOTE and has_waited
         if is_disturbed and is_as_efficient:
-            return f"{rates}; as much work for each CPU second, {beside}"
+            return f"{rates}; the server did as much work per CPU second, {beside}"
     text = (
-        f"required at least {least_rate:.1f} tok/s "
-        f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
+        f"expected at least {least_rate:.1f} tok/s "
+        f"({allowed:.0%} below the {before.rate:.1f} before the load), got {after.rate:.1f}"
     )
     if after.other_load > max_other_load and (has_waited or not on_cpu):
         raise verdict.Inconclusive(f"{text}, {beside}")

@@ -84,7 +84,7 @@ class Afterwards:
         """Check that the server has no leftover request, KV block or zombie process.
 
         Raises:
-            UnderLoad: It has, or its /metrics has vanished.
+            UnderLoad: There is one, or /metrics has vanished.
         """
         checked = [
             aftermath.not_idle(self._server.endpoint),
@@ -92,7 +92,7 @@ class Afterwards:
         ]
         had_counters = counters.read(self._timeline.metrics or "").values
         if had_counters and not self._has_counters():
-            checked.append(Fault("not_idle", "required /metrics as before the load, seen none"))
+            checked.append(Fault("not_idle", "expected /metrics as before the load, got none"))
         faults = [fault for fault in checked if fault is not None]
         if faults:
             raise UnderLoad("after the load", faults, 0)
@@ -113,7 +113,7 @@ class Afterwards:
             NotRun: There was no steady part, or the memory is unknown.
         """
         if self._steady_from is None:
-            raise NotRun("the sustained load was not run, and memory is judged by it")
+            raise NotRun("the sustained load, whose memory is checked, did not run")
         self._growths = self._judge_memory()
         if more:
             self._repeat_until_decided()

@@ -69,7 +69,7 @@ class UnderLoad(errors.Sm121Error, AssertionError):
         hidden = len(faults) - _SHOWN_FAULTS
         more = f" (and {hidden} more)" if hidden > 0 else ""
         of = f" of {count} requests" if count else ""
-        super().__init__(f"{load}: required no fault, seen {len(faults)}{of}: {listed}{more}")
+        super().__init__(f"{load}: expected no fault, got {len(faults)}{of}: {listed}{more}")
 
     @property
     def kind(self) -> str:
@@ -135,7 +135,7 @@ def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) 
     if job.behaviour in ("cancel", "disconnect"):
         return None
     if outcome.answer is None:
-        return Fault("bad_stream", f"{where}: required an answer, seen none")
+        return Fault("bad_stream", f"{where}: expected an answer, got none")
     if aborted:
         where += ", aborted"
     for answer in (outcome.answer, *outcome.others):
@@ -152,8 +152,8 @@ def _check_refusal(outcome: JobOutcome, where: str) -> Fault | None:
     if outcome.problem is not None:
         kind, text = outcome.problem
         if kind != "refused":
-            return Fault(kind, f"{where}: required status 4xx, seen {text}")
-    return Fault("bad_request_accepted", f"{where}: required status 4xx, seen {outcome.status}")
+            return Fault(kind, f"{where}: expected status 4xx, got {text}")
+    return Fault("bad_request_accepted", f"{where}: expected status 4xx, got {outcome.status}")
 
 
 def _check_answer(
@@ -189,10 +189,10 @@ def _check_fields(where: str, answer: Completion, alone: Completion | None) -> F
     if alone is None:
         return None
     if alone.ids is not None and answer.ids is None:
-        return Fault("bad_stream", f"{where}: required token ids, as asked alone, seen none")
+        return Fault("bad_stream", f"{where}: expected token ids, as in the answer alone, got none")
     for field in ("completion_tokens", "prompt_tokens"):
         if getattr(alone, field) is not None and getattr(answer, field) is None:
-            return Fault("wrong_usage", f"{where}: required usage with {field}, seen none")
+            return Fault("wrong_usage", f"{where}: expected usage with {field}, got none")
     return None
 
 
@@ -200,9 +200,9 @@ def _check_count(where: str, count: int, tokens: int, *, aborted: bool) -> Fault
     """Check the number of token ids."""
     if count > tokens:
         required = f"at most {tokens}" if aborted else str(tokens)
-        return Fault("token_doubled", f"{where}: required {required} token ids, seen {count}")
+        return Fault("token_doubled", f"{where}: expected {required} token ids, got {count}")
     if count < tokens and not aborted:
-        return Fault("token_lost", f"{where}: required {tokens} token ids, seen {count}")
+        return Fault("token_lost", f"{where}: expected {tokens} token ids, got {count}")
     return None
 
 
@@ -210,7 +210,7 @@ def _check_usage(where: str, job: Job, answer: Completion, tokens: int) -> Fault
     if answer.completion_tokens not in (None, tokens) and not job.may_end:
         return Fault(
             "wrong_usage",
-            f"{where}: required usage of {tokens} tokens, seen {answer.completion_tokens}",
+            f"{where}: expected usage of {tokens} tokens, got {answer.completion_tokens}",
         )
     length = None
     prompt = job.body.get("prompt")
@@ -221,7 +221,7 @@ def _check_usage(where: str, job: Job, answer: Completion, tokens: int) -> Fault
     if length is not None and answer.prompt_tokens not in (None, length):
         return Fault(
             "wrong_usage",
-            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
+            f"{where}: expected usage of {length} prompt tokens, got {answer.prompt_tokens}",
         )
     return None
 
@@ -230,7 +230,7 @@ def _check_finish(where: str, job: Job, answer: Completion, *, aborted: bool) ->
     if answer.finish_reason == "length" or aborted or job.may_end:
         return None
     return Fault(
-        "wrong_finish", f"{where}: required finish_reason length, seen {answer.finish_reason}"
+        "wrong_finish", f"{where}: expected finish_reason length, got {answer.finish_reason}"
     )
 
 
@@ -247,8 +247,8 @@ def _check_stop(where: str, job: Job, answer: Completion) -> Fault | None:
         return None
     if answer.ids[: len(alone.ids)] != alone.ids:
         return None  # the tokens differ, which `_compare` judges
-    required = f"required an end at its stop string, the text {alone.text!r}"
-    return Fault("corrupted_answer", f"{where}: {required}, seen {answer.text!r}")
+    required = f"expected an end at its stop string, the text {alone.text!r}"
+    return Fault("corrupted_answer", f"{where}: {required}, got {answer.text!r}")
 
 
 def _check_positions(where: str, answer: Completion) -> Fault | None:
@@ -273,8 +273,8 @@ def _compare(
         return _compare_tokens(where, answer, _beginning(alone, tokens), bound)
     has_same_ids = answer.ids is not None and answer.ids == alone.ids
     if has_same_ids and alone.text and answer.text != alone.text:
-        required = f"required the text {alone.text!r} of the same tokens"
-        return Fault("corrupted_answer", f"{where}: {required}, seen {answer.text!r}")
+        required = f"expected the text {alone.text!r} of the same tokens"
+        return Fault("corrupted_answer", f"{where}: {required}, got {answer.text!r}")
     return _compare_tokens(where, answer, alone, bound)
 
 
@@ -295,7 +295,7 @@ def _compare_tokens(
     kind = "corrupted_answer"
     if answer.ids is not None and alone.ids is not None:
         kind = _lost_or_doubled(answer.ids, alone.ids) or kind
-    return Fault(kind, f"{where}, against the same asked alone: {different}")
+    return Fault(kind, f"{where}, compared with the answer alone: {different}")
 
 
 def _beginning(answer: Completion, tokens: int) -> Completion:
@@ -353,11 +353,11 @@ def _compare_parts(text: str, parts: Sequence[JobOutcome]) -> str | None:
         start = text.find(part, end)
         if start < 0 or (is_next and len(text[end:start].strip()) > 1):
             observed = text[end : end + len(part) + _SHOWN_BEYOND]
-            return f"{job.name}: required the text {part!r}, seen {observed!r}"
+            return f"{job.name}: expected the text {part!r}, got {observed!r}"
         end = start + len(part)
         is_next = True
     if is_next and len(text[end:].strip()) > 1:
-        return f"required no text after the last of its tokens, seen {text[end:]!r}"
+        return f"expected no text after the last of its tokens, got {text[end:]!r}"
     return None
 
 
@@ -382,7 +382,7 @@ def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
         return None
     return Fault(
         "slow_tail",
-        f"required at most {factor:g} times the median of {median:.2f} s, seen {seconds[-1]:.2f} s "
+        f"expected at most {factor:g} times the median of {median:.2f} s, got {seconds[-1]:.2f} s "
         f"({len(seconds)} requests)",
     )
 

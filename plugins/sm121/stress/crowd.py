@@ -202,16 +202,16 @@ class Crowd:
             return None
         for other in jobs:
             if other.path == job.path and self._is_answer_to(text, other):
-                observed = f"seen that to {other.name}: {text!r}"
-                return Fault("anothers_answer", f"{where}: required its own answer, {observed}")
+                observed = f"got that of {other.name}: {text!r}"
+                return Fault("anothers_answer", f"{where}: expected its own answer, {observed}")
         if job.name in self._choices:
-            required = f"required one of {self._choices[job.name]}"
-            return Fault("corrupted_answer", f"{where}: {required}, seen {text!r}")
+            required = f"expected one of {self._choices[job.name]}"
+            return Fault("corrupted_answer", f"{where}: {required}, got {text!r}")
         alone = job.alone.text if job.alone is not None else ""
         signs = sanity.signs(text) if text else ["no text"]
         if alone and signs and not sanity.signs(alone):
-            required = f"required an answer like {alone!r}"
-            return Fault("corrupted_answer", f"{where}: {required}, seen {text!r} ({signs[0]})")
+            required = f"expected an answer like {alone!r}"
+            return Fault("corrupted_answer", f"{where}: {required}, got {text!r} ({signs[0]})")
         return None
 
     def _is_answer_to(self, text: str, job: Job) -> bool:

@@ -70,7 +70,7 @@ class CrowdedSamples:
             if all(len(positions) == 1 for positions in drawn):
                 samples.setdefault(job.case, []).extend(drawn)
             else:
-                required = "required a token and its log-probability in each answer"
+                required = "expected a token and its log-probability in each answer"
                 where = f"request {outcome.number} ({job.name})"
                 faults.append(Fault("bad_stream", f"{where}: {required}"))
         for kind, of_kind in samples.items():

@@ -126,14 +126,14 @@ class Joining:
             Inconclusive: A number did not occur.
         """
         if not self.counts:
-            raise NotRun("how many requests ran is not known: /metrics has no counter of them")
+            raise NotRun("/metrics has no counter of the running requests")
         missing = ", ".join(map(str, self.missing()))
         if missing:
             raise Inconclusive(
                 unmet.Fact(
                     f"1 to {self.most} requests running, one of them joining",
-                    f"never {missing} by the server's counters: it runs fewer at once than it was "
-                    "asked to (--max-num-seqs, or a KV cache that is too small), or too shortly",
+                    f"never {missing} by the server's counters: it runs fewer at once than "
+                    "were sent (--max-num-seqs, or a KV cache that is too small), or too briefly",
                 )
             )
 

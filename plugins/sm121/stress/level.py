@@ -237,9 +237,9 @@ class Stress:
         if faults:
             raise UnderLoad(name, faults, len(jobs))
         kinds = ", ".join(dict.fromkeys(job.kind for job in jobs))
-        self._say(f"{name}: each answer is its own ({kinds})")
+        self._say(f"{name}: no answer belongs to another request ({kinds})")
         if self._crowd.refused:
-            self._run.record.remark(f"{name}: the server refuses alone: {self._crowd.refused}")
+            self._run.record.remark(f"{name}: refused also alone: {self._crowd.refused}")
 
     def _crowd_size(self, times: int) -> int:
         return size(times, slots(self._run, self._server) or self._player.streams)
@@ -262,16 +262,18 @@ class Stress:
         faults = self._player.faults(load, tails=False)
         if faults:
             is_broken = any(outcome.problem for outcome in load.outcomes)
-            name = "short prompts join those that decode"
+            name = "short prompts that join decoding requests"
             if is_broken:
                 name = load.outcomes[-1].job.name
             raise UnderLoad(name, faults, len(load.outcomes))
         limit = requested_slots(self._run, self._server)
         if limit is None and source.counts and source.missing():
-            raise NotRun("how many requests this server runs at once is not known (--server-log)")
+            raise NotRun(
+                "the server's number of concurrent requests is unknown (--server-log shows it)"
+            )
         source.require_all()
         by = ", ".join(f"{n}: {times}" for n, times in sorted(source.joined.items()))
-        self._say(f"short prompts joined so many that decode, so often: {by}; all answers right")
+        self._say(f"decoding requests that a short prompt joined, and how often: {by}; all correct")
 
     def unruly(self) -> None:
         """Send requests whose clients cancel, disconnect or read slowly, and invalid requests."""
@@ -313,7 +315,7 @@ class Stress:
         blocks = cache.cache_blocks(self._server.endpoint)
         before = counters.fetch(self._server.endpoint)
         if before is None or "preemptions" not in before.values:
-            raise NotRun("whether anything is preempted is not known: /metrics has no counter")
+            raise NotRun("preemptions are unknown: /metrics has no counter of them")
         longest = cache.context_tokens(self._server)
         chunk = cache.chunk_tokens(self._server)
         capacity = blocks.count * blocks.tokens
@@ -336,7 +338,7 @@ class Stress:
                 return
         raise Inconclusive(
             f"{streams} requests of {load.prompt} + {load.answer} tokens in a KV cache of "
-            f"{capacity}: required a preemption, seen none (usage {peak:.0%} at most); "
+            f"{capacity}: expected a preemption, got none (usage {peak:.0%} at most); "
             f"{remedy}"
         )
 

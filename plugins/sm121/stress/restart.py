@@ -90,10 +90,10 @@ def under_load(
     broken_off = len([outcome for outcome in outcomes if _is_broken_off(outcome, stopped_at)])
     if not 0 < broken_off < len(jobs):
         raise verdict.Inconclusive(
-            "required a server that was stopped while requests were under way, seen: "
+            "expected a server that was stopped while requests were under way, got "
             f"{broken_off} of {len(jobs)} cancelled"
         )
-    return f"{broken_off} requests were cancelled; the last client was told after {longest:.1f} s"
+    return f"{broken_off} requests were cancelled; the last client knew after {longest:.1f} s"
 
 
 def _is_broken_off(outcome: JobOutcome, stopped_at: float) -> bool:
@@ -139,10 +139,10 @@ def _stop_under_load(
     stopped_at = time.monotonic()
     report = run.servers.stop()
     loading.join(timeout=_LEARN_WITHIN_S)
-    requirement = f"every client is told of the stop within {_LEARN_WITHIN_S:.0f} s"
-    require(not loading.is_alive(), requirement, "some still wait")
+    requirement = f"an end of every request within {_LEARN_WITHIN_S:.0f} s of the stop"
+    require(not loading.is_alive(), requirement, "some that still wait")
     if report is None or not report.clean:
-        raise Unmet(Fact("nothing left of a server stopped under load", f"{report}"))
+        raise Unmet(Fact("nothing left of the server that was stopped under load", f"{report}"))
     return _StoppedLoad(loads[0], stopped_at, str(report.log or "the server's log"))
 
 

@@ -92,7 +92,7 @@ class StreamsRate(Metric):
         )
         most = max(_most_at_once(answers, cell.timed.counted_by) for answers in cell.timed.long)
         if cell.server.slots_sure and 2 * most <= cell.concurrency:
-            side_by_side = f"{cell.concurrency} streams side by side, as the server was asked"
+            side_by_side = f"{cell.concurrency} concurrent streams, as the server was configured"
             raise unmet.Unmet(unmet.Fact(side_by_side, f"{most} at most", evidence=why))
         raise verdict.NotRun(why)
 
