@@ -399,30 +399,31 @@ def write_report(
     missed = {name: _missed(rows, tolerance) for name, tolerance in tolerances.items()}
     out_file.write_text(
         "# What a log-probability check on the canary detects\n\n"
-        "Each row is gpt-oss with one thing wrong, computed by the oracle\n"
+        "Each row is gpt-oss with one injected defect, computed by the oracle\n"
         "(`sm121.oracles.gpt_oss`, float32) on the canary checkpoint. Δ log p is the change of\n"
-        "the log-probability, in nats, of the token that really follows, over the\n"
+        "the log-probability, in nats, of the actual next token, over the\n"
         f"{len(prompts)} prompts of `fixtures/canary/prompts.json` ({lengths} tokens);\n"
-        "likely tokens are those that the intact model gives more than 1/2. Made by\n"
+        "likely tokens have a probability above 1/2 in the intact model. Made by\n"
         "`sm121 ablation`.\n\n"
-        "The tolerances, in nats (a defect is caught by the statistics that it alone moves above\n"
-        "them; rounding comes on top):\n\n"
+        "The tolerances, in nats (a defect is detected by statistics that it alone moves above\n"
+        "them; rounding adds to it):\n\n"
         "| dtype | max | mean | max, likely | mean, likely | source |\n"
         "| --- | ---: | ---: | ---: | ---: | --- |\n"
         + _tolerance_rows(tolerances)
         + "\n"
         + markdown(rows, tolerances)
-        + "\nSome mistakes are smaller than what BF16 rounds. The level asks of each on the\n"
-        "prompt that shows it best how much of the mistake's own pattern is in the difference\n"
-        "from the oracle (least squares: 0 for gpt-oss, 1 for the mistake; below 0.5 passes):\n\n"
+        + "\nSome mistakes are smaller than the rounding of BF16. For each, the level\n"
+        "computes, on the prompt that shows it best, the share of the mistake's own pattern in\n"
+        "the difference from the oracle (least squares: 0 for gpt-oss, 1 for the mistake;\n"
+        "below 0.5 passes):\n\n"
         + small_mistakes(file)
-        + "\nThe two blocks in the table were named in advance. Of "
+        + "\nThe two blocks in the table were chosen in advance. Of "
         f"{len(changes)} blocks drawn at random,\none scale off by one moves the "
         f"log-probabilities by {changes[0]:.2g} (smallest), {statistics.median(changes):.2g}\n"
         f"(median) and {changes[-1]:.2g} (largest): "
         f"{sum(change > exact for change in changes)} of them are above the tolerance of float32, "
         f"{sum(change >= 10 * exact for change in changes)} above ten\ntimes it. "
-        + "; ".join(f"{count} are caught in {name}" for name, count in caught.items())
+        + "; ".join(f"{count} are detected in {name}" for name, count in caught.items())
         + ".\n",
         "utf-8",
     )

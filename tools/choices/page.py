@@ -11,25 +11,24 @@ INTRODUCTION = """
 
 <!-- made by `python -m tools.choices` -->
 
-No GB10 is needed to know which kernels a release of vLLM takes there: its choice is Python code,
-and this page is what that code said. `python -m tools.choices` fetches every release from 0.24.0
-on from the package index (and 0.14.0, which the effort's own build is based on: of that build it
-knows the parser alone), puts it in front in a process of its own, and lets it parse, make its
-configuration, and build its own gpt-oss-120b (one layer of each kind, without weights); the layers
-choose attention and experts as they are made. The Python code is that of the CUDA wheel for
-x86-64; that of the wheels for aarch64 is the same, file by file (0.24.0, 0.28.0 and 0.33.0 were
-compared).
+A release of vLLM chooses its kernels in Python code, so this choice can be recorded without a
+GB10. `python -m tools.choices` downloads every release from 0.24.0 on from the package index, and
+0.14.0, on which the MXFP4 build is based; of the MXFP4 build, only the parser is known. It runs
+each release in a separate process: the release parses arguments, makes its configuration, and
+builds gpt-oss-120b (one layer of each kind, without weights). The layers choose attention and
+experts when they are created. The Python code is that of the CUDA wheel for x86-64. The wheels
+for aarch64 have the same Python files (0.24.0, 0.28.0 and 0.33.0 were compared).
 
-Stood in for is the machine: NVML (capability 12.1, `NVIDIA GB10`, memory not supported),
+The tool replaces the machine: NVML (capability 12.1, `NVIDIA GB10`, memory not supported),
 `torch.cuda` (CUDA 13.0, 48 multiprocessors, 119.6 GiB, integrated), the network, and the compiled
-extensions, which hold no choice. torch is the one for the CPU that this environment has (2.9.1 for
-0.14.0, by `--release 0.14.0 --python PATH`). Each release meets the FlashInfer that its metadata
-pin, and any that `--flashinfer` names. `executed` means that the release's code came to its answer;
-`read` that it did not get there, with the place.
+extensions, which choose nothing. torch is this environment's CPU build (2.9.1 for 0.14.0, by
+`--release 0.14.0 --python PATH`). Each release runs with the FlashInfer that its metadata pin,
+and with the versions that `--flashinfer` names. `executed` means that the release's code gave the
+answer; `read` means that the code stopped before, and the answer was read at the given place.
 
-`linear` of `--quantization-config` is taken by all of them from 0.24.0 on, and changes nothing
-before 0.30: no layer is quantised. From then on qkv and o are, on top of the checkpoint, with the
-kernels below; lm_head stays BF16. A token of gpt-oss-120b without context then reads less:
+All releases from 0.24.0 on accept `linear` in `--quantization-config`. Before 0.30 it has no
+effect. From 0.30 on it quantises qkv and o beyond the checkpoint, with the kernels below; lm_head
+stays BF16. A token of gpt-oss-120b without context then reads fewer bytes:
 
 | qkv, o | GB a token | tok/s at most: 218 GB/s | 235 | 273 |
 | --- | --- | --- | --- | --- |
@@ -37,18 +36,17 @@ kernels below; lm_head stays BF16. A token of gpt-oss-120b without context then 
 | FP8 | 4.05 | 53.9 | 58.1 | 67.5 |
 | MXFP8 | 4.08 | 53.5 | 57.6 | 67.0 |
 | MXFP4, activations as well | 3.60 | 60.6 | 65.3 | 75.9 |
-| the effort's own build: lm_head in MXFP4 as well | 2.75 | 79.3 | 85.5 | 99.3 |
+| the MXFP4 build: lm_head in MXFP4 as well | 2.75 | 79.3 | 85.5 | 99.3 |
 
-Whether these kernels run and hold on a GB10 was not measured.
+It was not measured whether these kernels work on a GB10.
 
-Machines: *online* reaches NVIDIA's store of kernels, *offline* nothing; *cubins* has
-flashinfer-cubin, or says so with `VLLM_HAS_FLASHINFER_CUBIN=1`. All have nvcc and ninja unless it
-says otherwise.
+Machines: *online* can download from NVIDIA's store of kernels, *offline* has no network; *cubins*
+has flashinfer-cubin, or sets `VLLM_HAS_FLASHINFER_CUBIN=1`. All have nvcc and ninja unless the
+table says otherwise.
 
-The data are `tools/choices/vllm-sm121.jsonl`. No run reads them: a server says itself what it
-chooses and refuses. `make test` holds the profile and the matrix against the data, and the
-signatures against the lines.
-"""
+The data are `tools/choices/vllm-sm121.jsonl`. No run reads them, because a server's log shows its
+own choices and refusals. `make test` compares the profile and the matrix with the data, and the
+signatures with the lines. """
 
 
 def _chosen(answer: dict[str, Any]) -> str:

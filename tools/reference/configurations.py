@@ -88,13 +88,14 @@ def page() -> str:
         "# What a configuration reads, and how fast it can be at most",
         "",
         MADE_BY.format(source=f"`fixtures/profiles/{PROFILE}.toml` and `fixtures/references.toml`"),
-        "tok/s of one stream. A token reads the active weights once, by the formats that a "
-        "configuration has, with what its kernels pad, and the KV cache of the tokens before the "
-        f"request; a prompt of 2,048 adds 0.08 GB in BF16. Healthy machines read {least:g} to "
-        f"{most:g} GB/s, the data sheet says {DATA_SHEET:g}. [Gates](../gates.md) above the bound "
-        "are said before a run; `make test` refuses one of a configuration that is asked by name. "
-        "On two Sparks each memory reads its half, and the link adds what `[nodes.link]` of "
-        f"`{TWO}` counts ([two Sparks](../two-sparks.md)).",
+        "Rates of one stream in tok/s. To decode a token, the engine reads the active weights "
+        "once, in the configuration's formats and with the padding of its kernels, and the KV "
+        "cache of the context; a prompt of 2,048 tokens adds 0.08 GB in BF16. Healthy machines "
+        f"read {least:g} to {most:g} GB/s; the data sheet says {DATA_SHEET:g}. A run reports "
+        "[gates](../gates.md) above the bound before it starts; `make test` refuses such a gate "
+        "of a configuration that is selected by name. On two Sparks each machine reads half of "
+        f"the bytes, and the link adds the time in `[nodes.link]` of `{TWO}` "
+        "([two Sparks](../two-sparks.md)).",
         "",
         *table([*header, "source"], rows),
     ]

@@ -37,9 +37,10 @@ def page() -> str:
         "# Crash classes",
         "",
         MADE_BY.format(source="`fixtures/signatures/failures.toml`"),
-        "A server's log is mostly consequences of the one line that matters. Of all lines that are "
-        "known, the earliest of the most specific kind is named as the cause, in `verdict.json` "
-        "under `engine.path.failure`, and in the report. `sm121 path LOG` reads any log.",
+        "Most lines of a dead server's log are consequences of one line. Among the known lines, "
+        "the suite takes the earliest one of the most specific kind as the cause, and names it in "
+        "`engine.path.failure` of `verdict.json` and in the report. `sm121 path LOG` "
+        "reads any log.",
     ]
     for kind, entries in by_kind.items():
         lines += ["", f"## {kind}: {_WORDS.get(kind, kind)}", ""]
@@ -48,12 +49,18 @@ def page() -> str:
             summary = cell(entry.summary or "the line itself")
             remedy = cell(entry.remedy or "")
             rows.append((f"`{entry.id}`", summary, cell(entry.owner), remedy))
-        lines += table(("seen", "what it says", "whose it is, what to look at", "remedy"), rows)
+        lines += table(("id", "meaning", "owner, and what to look at", "remedy"), rows)
     section = "../stress.md#errors-of-a-server-that-keeps-running"
     errors = f"[errors of a server that keeps running]({section})"
-    lines += ["", "## Accepted errors", "", f"A healthy server logs these: {errors}.", ""]
+    lines += [
+        "",
+        "## Accepted errors",
+        "",
+        f"A healthy server also logs these lines: {errors}.",
+        "",
+    ]
     accepted = []
     for row in load_failures().accepted:
         accepted.append((f"`{row.id}`", row.engine, cell(row.reason), cell(row.source)))
-    lines += table(("error", "engine", "why it is none", "source"), accepted)
+    lines += table(("error", "engine", "why it is harmless", "source"), accepted)
     return "\n".join(lines) + "\n"
