@@ -288,7 +288,7 @@ def test_the_command_shows_each_rank(tmp_path, capsys):
     assert cli.main(["path", logs[0], "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [node["rank"] for node in answer["nodes"]] == [0]
-    assert any(line.startswith("rank 1: no line of the logs") for line in answer["unequal"])
+    assert any(line.startswith("rank 1: expected its lines") for line in answer["unequal"])
 
 
 def test_page_and_summary_show_each_rank(tmp_path):

@@ -175,22 +175,22 @@ def test_wrong_engine_args_are_one_line(text, line, tmp_path):
     [
         pytest.param(
             ("--enforce-eager", "tests/test_regression.py"),
-            "tests/test_regression.py is none of",
+            "got tests/test_regression.py, none of them",
             id="--enforce-eager tests/test_regression.py",
         ),
         pytest.param(
             ("--enforce-eager", "--rounds"),
-            "--rounds is an option of the suite",
+            "got --rounds, an option of the suite",
             id="--enforce-eager --rounds, --rounds is an option of the",
         ),
         pytest.param(
             ("--percentiles", ""),
-            "--percentiles is an option of the suite",
+            "got --percentiles, an option of the suite",
             id="--percentiles, --percentiles is an option of the suite",
         ),
         pytest.param(
             ("http://a:1", "tests"),
-            "tests is none of them",
+            "got tests, none of them",
             id="http://a:1 tests, tests is none of them",
         ),
     ],

@@ -245,7 +245,7 @@ def test_failures_are_compared_by_what_does_not_hold(change, same):
 )
 def test_a_run_of_something_else_is_refused(trusted, change):
     run = a_run(*TESTS).model_copy(update=change)
-    with pytest.raises(UsageError, match="is of another"):
+    with pytest.raises(UsageError, match="has another"):
         against.refuse(trusted, run)
 
 
