@@ -117,7 +117,7 @@ def test_other_arguments_by_the_schema_are_counted_and_green(tmp_path):
     ("fault", "update", "text"),
     [
         (lambda c: c if "location" not in c[1] else None, {"tries": 1}, "25 of 30 right"),
-        (lambda call: time.sleep(0.1) or call, {"within_s": 0.2}, "done in 0 s"),
+        (lambda call: time.sleep(0.1) or call, {"within_s": 0.2}, "an end within 0 s"),
         (right, {"questions": 2, "tries": 2}, "2 of 2 right"),
     ],
     ids=["one tool of six", "too slow", "all of too few questions"],

@@ -236,7 +236,7 @@ def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
     assert server.fault() is None, "the cluster is asked where something is amiss alone"
     fault = server.fault(settle_s=1.0)
     assert fault is not None and fault.cause.summary == f"node 1 (spark2): {how}"
-    assert "whoever keeps spark2" in fault.cause.owner
+    assert "the operator of spark2" in fault.cause.owner
 
 
 def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server, places):
