@@ -231,7 +231,7 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
         GB10.judging("mxfp4", "0.33.0")
     with pytest.raises(UsageError, match=r"own build, vllm 0.14.0.mxfp4, which has mxfp4, mxfp4-8"):
         GB10.judging("cutlass", BUILD)
-    with pytest.raises(UsageError, match="a release that is not known, which has stock"):
+    with pytest.raises(UsageError, match="an unknown release, which has stock"):
         GB10.judging("mxfp4", None, {"--moe-backend"})
     assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that reports no version
     checkout = "0.14.0rc1.dev380+gdeadbee12"  # a build of a release at an unknown commit
