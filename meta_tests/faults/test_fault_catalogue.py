@@ -145,7 +145,7 @@ def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
     status, run = judge("YaRN factor 16 for 32", "golden", options=("--golden", golden))
     assert status == 1, run.output
     message = run.verdict["tests"][0]["message"]
-    assert re.search(r"prompt '[\w ]+' is the first of \d that differ", message), message
+    assert re.match(r"prompt '[\w ]+': token \d+ .*the first of \d that differ", message), message
 
 
 @pytest.mark.parametrize(
