@@ -219,6 +219,16 @@ def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, more, change,
     assert "mine.toml: key" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_model_without_experts_has_no_kernel_of_them(tmp_path):
+    """Otherwise a report would call no experts unproven of a server that has them."""
+    text = (
+        'name = "ours"\nextends = "sm121-gpt-oss-120b"\n'
+        'model = { id = "m", served_name = "m", dense = true, source = "meta test" }'
+    )
+    with pytest.raises(UsageError, match=r"model\.dense: expected .*, got configurations\.\w+"):
+        profile.load(written(tmp_path, text=text))
+
+
 def test_a_mistake_of_a_parent_names_the_parent(tmp_path):
     written(tmp_path, "parent", CPU.replace("stalled_after_s", "staled_after_s"))
     with pytest.raises(UsageError, match=r"parent.toml: key engine.staled_after_s: unknown key"):

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -32,6 +32,25 @@ class Model(extending.Statement):
     reads: Reads | None = None
     #: Whether the model has no experts; reports then do not call their kernel unproven.
     dense: bool = False
+
+    def require_fitting_paths(self, configurations: Mapping[str, "Configuration"]) -> None:
+        """Check that no configuration of a dense model requires a kernel of the experts.
+
+        Args:
+            configurations: The configurations of the profile, by name.
+
+        Raises:
+            ValueError: One requires it.
+        """
+        if not self.dense:
+            return
+        for name, configuration in configurations.items():
+            paths = [configuration.path, *(setting.path for setting in configuration.settings)]
+            if any(path.moe is not None for path in paths):
+                raise ValueError(
+                    "model.dense: expected a model without experts, got configurations."
+                    f"{name}.path.moe, which requires their kernel"
+                )
 
 
 class Needs(DataTable):

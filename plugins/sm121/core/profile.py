@@ -131,6 +131,7 @@ class Profile(DataTable):
         for rule in self.kernel_path.rules:
             _require_choice(rule)
         self._require_configurations()
+        self.model.require_fitting_paths(self.configurations)
         for level in LEVELS:
             if level not in self.test_timeout_s:
                 raise ValueError(f"test_timeout_s: expected every level, {level} is missing")
