@@ -310,7 +310,8 @@ def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list
     """Return a label with the limit beside each bar; a grade's first label also has its name.
 
     The label of a minimum is on the side of the bar that faces away from the measured point. Bars
-    that are close to each other share a label. ``span``: length of the visible axis, in tok/s.
+    that are close to each other share a label with one line of text for each bar.
+    ``span``: length of the visible axis, in tok/s.
     """
     by_depth: dict[int, list[_Label]] = {}
     for grade in _GRADES:
@@ -330,7 +331,7 @@ def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list
                     "y": statistics.fmean(label.value for label in together),
                     "xshift": chart.LOOKS["bar"]["size"] // 2 + 3,
                     "yshift": together[0].shift if len(together) == 1 else 0,
-                    "text": ", ".join(label.text for label in together),
+                    "text": "<br>".join(label.text for label in reversed(together)),
                     "font": {"color": together[0].colour, "size": 12},
                 }
             )
