@@ -68,6 +68,9 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
     })  # fmt: skip
     assert re.fullmatch(case.verdict, verdict["verdict"]), f"expected {case.verdict}\n{done.stdout}"
     failed = [test["id"] for test in verdict["tests"] if test["verdict"] not in ("PASS", "NOT_RUN")]
+    messages = [test["message"] or "" for test in verdict["tests"]]
+    bare = [message for message in messages if message.startswith("assert ")]
+    assert not bare, f"expected a sentence in each finding, got an assertion of Python: {bare}"
     others = [name for name in failed if case.alone and not re.fullmatch(case.alone, name)]
     assert not others, f"expected {case.alone} alone, got {others}\n{text}"
     missing = [word for word in case.says if not re.search(word, text)]

@@ -133,7 +133,12 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
 @pytest.fixture
 def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> PerformanceChecks:
     """Measures the server under test, and records the measurements."""
-    assert server.endpoint == bench.server.endpoint
+    if server.endpoint != bench.server.endpoint:
+        raise NotRun(
+            "the rates of this level belong to one process of the server, which has ended;"
+            " another one answers now. Its end is a finding of its own: run the level again"
+            " when that is mended"
+        )
     return PerformanceChecks(bench, record_metric)
 
 
