@@ -27,6 +27,8 @@ IN_RESPONSES = (
     "unicode",
     "special-tokens-as-text",
 )
+#: A limit that truncates an answer.
+_TRUNCATING = 8
 #: Maximum number of tokens of an answer of which only the usage is read.
 _SHORT = 16
 
@@ -56,17 +58,28 @@ def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
 def is_incomplete_at_the_limit(api: Api, correctness: Correctness) -> None:
     """Require the status and the reason of a response that ended at its limit.
 
+    If the whole response is not longer than the limit, a lower limit truncates it.
+
     Args:
         api: The API of the server.
         correctness: The question of its first chat is sent.
 
     Raises:
         Unmet: The status, the reason or the usage differs.
+        NotRun: The whole response has a single token.
     """
-    answer = api.respond(correctness.chats[0].question, max_output_tokens=8)
+    question = correctness.chats[0].question
+    limit = _TRUNCATING
+    answer = api.respond(question, max_output_tokens=limit)
+    if answer["status"] == "completed":
+        whole = api.respond(question, max_output_tokens=correctness.max_answer_tokens)
+        limit = min(limit, whole["usage"]["output_tokens"] - 1)
+        if limit == 0:
+            raise NotRun("the whole response has a single token, so no limit truncates it")
+        answer = api.respond(question, max_output_tokens=limit)
     reason = (answer.get("incomplete_details") or {}).get("reason")
     observed = f"{answer['status']} for {reason} with {answer['usage']['output_tokens']} tokens"
-    required = "incomplete for max_output_tokens with 8 tokens"
+    required = f"incomplete for max_output_tokens with {limit} tokens"
     require(observed == required, required, observed)
 
 
@@ -188,9 +201,12 @@ def goes_on_from_another(
 ) -> None:
     """Require that ``previous_response_id`` puts the earlier turns into the prompt.
 
+    The usage is compared with harmony's rendering of the conversation. If the model's chats are not
+    in harmony's format, it is compared with the usage of a chat of the same turns.
+
     Args:
         api: The API of the server.
-        correctness: ``max_answer_tokens`` is the limit.
+        correctness: ``max_answer_tokens`` is the limit; ``cannot`` shows the format of the chats.
         remark: Receives a remark if new instructions do not reach the model.
         configuration: The configuration of a managed server; None for an attached one.
 
@@ -212,12 +228,12 @@ def goes_on_from_another(
     )
     both = plain.model_copy(update={"messages": (*plain.messages, *turn), "id": "two-turns"})
     counted = second["usage"]["input_tokens"]
-    least = min(lengths(plain)) + count_texts(both) - count_texts(plain)
-    if api.capabilities.can("chat_token_ids"):
-        right = lengths(both)
-        expected = f"usage of {' or '.join(map(str, right))} input tokens"
-        require(counted in right, expected, counted, "the second turn")
+    if "harmony" in correctness.cannot:
+        _require_count({_count_as_chat(api, both)}, counted)
+    elif api.capabilities.can("chat_token_ids"):
+        _require_count(lengths(both), counted)
     else:
+        least = min(lengths(plain)) + count_texts(both) - count_texts(plain)
         require(counted >= least, f"usage of at least {least} input tokens", counted)
     options["max_output_tokens"] = _SHORT
     options["instructions"] = "Answer with one word only."
@@ -225,6 +241,18 @@ def goes_on_from_another(
     if third["usage"]["input_tokens"] <= counted:
         # By OpenAI's reference, they replace the instructions of the earlier response.
         remark("instructions sent with previous_response_id do not reach the model")
+
+
+def _require_count(right: set[int], counted: int) -> None:
+    """Require one of several numbers of input tokens of the second turn."""
+    expected = f"usage of {' or '.join(map(str, right))} input tokens"
+    require(counted in right, expected, counted, "the second turn")
+
+
+def _count_as_chat(api: Api, case: ChatCase) -> int:
+    """Return the number of prompt tokens of a conversation that is sent as a chat."""
+    messages = [{"role": message.role, "content": message.text} for message in case.messages]
+    return int(api.send_chat(messages, max_tokens=1)["usage"]["prompt_tokens"])
 
 
 def _second_response(
