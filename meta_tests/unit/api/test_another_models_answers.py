@@ -1,13 +1,22 @@
 """Checks of answers by other models than gpt-oss: short answers, and chats by a template."""
 
+import dataclasses
+import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sm121.api import logprobs, responses
-from sm121.core.unmet import Unmet
+from meta_tests.fakes.api_answers import COMPLETION, answer, replying
+from sm121.answers.promised import Split
+from sm121.api import cases, logprobs, responses, streaming
+from sm121.api.sample_comparison import compare_samples
+from sm121.api.stream import Stream
+from sm121.client.completion_json import Position
+from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import NotRun
+from sm121.engines import capabilities
 
 END = "<|eot_id|>"
 PARIS = (" Paris", ".", END)
@@ -110,3 +119,61 @@ def test_earlier_turns_are_counted_by_the_models_own_template(keeps):
     else:
         with pytest.raises(Unmet, match="usage of 40 input tokens"):
             responses.goes_on_from_another(api, LIMITS, pytest.fail, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks", "known"),
+    [
+        pytest.param("unknown-role", (), False, id="harmony refuses an unknown role"),
+        pytest.param("unknown-role", ("harmony",), True, id="a template may write any role"),
+        pytest.param("empty-messages", (), True, id="harmony adds a message to none"),
+        pytest.param("empty-messages", ("harmony",), False, id="a template needs a message"),
+    ],
+)
+def test_a_deviation_of_vllm_may_depend_on_the_format_of_chats(name, lacks, known):
+    served = answer(200, {**COMPLETION, "object": "chat.completion"})
+    api = replying(served, answer(200, COMPLETION), version="0.32.0")
+    api = dataclasses.replace(api, capabilities=dataclasses.replace(api.capabilities, lacks=lacks))
+    (case,) = (each for each in cases.shipped().case if each.id == name)
+    problem = cases.judge(api, case, COMPLETION["choices"][0]["text"]).problem
+    assert problem is not None and problem.kind == "served" and problem.fails == (not known)
+
+
+def a_banned_word() -> Fact:
+    """A sample that contains a word of `bad_words`, as vLLM 0.32 gave it with the small Llama."""
+    position = Position("token_id:268", math.log(0.9), {"token_id:268": math.log(0.9)})
+    (fact, *_) = compare_samples(
+        "bad_words",
+        [(position,)],
+        lambda top: Split(set(), set(top)),
+        "[' of'] after '1 + 1 = 2. The capital'",
+    )
+    return fact
+
+
+def endless_spaces() -> Fact:
+    """A chat in a JSON schema, as the small Llama wrote it."""
+    text = "{ " + "\n" * 300
+    message = {"role": "assistant", "content": text, "tool_calls": []}
+    chunk = {"choices": [{"index": 0, "delta": message, "finish_reason": "length"}]}
+    api: Any = SimpleNamespace(
+        chat=lambda *_question, **_options: {"choices": [{"message": message}]},
+        stream_chat=lambda *_question, **_options: Stream("", (), (chunk,), ()),
+    )
+    with pytest.raises(Unmet) as caught:
+        streaming.keeps_every_character(api, "chat", 1)
+    return caught.value.facts[0]
+
+
+@pytest.mark.parametrize(
+    ("fact", "link"),
+    [
+        pytest.param(a_banned_word, "vllm/issues/32557", id="a word with a space is not banned"),
+        pytest.param(endless_spaces, "vllm/issues/38696", id="spaces up to the limit"),
+    ],
+)
+def test_a_failure_by_a_known_bug_has_its_link(fact, link):
+    observation = fact().observation
+    known = capabilities.of("vllm", "0.32.0").bugs("tests/test_correctness.py::test_any")
+    links = [bug.source for bug in known if re.search(bug.says, observation)]
+    assert len(links) == 1 and links[0].endswith(link), observation

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from sm121.core import builds, data_file, errors, verdict
 from sm121.core.data_file import DataTable
+from sm121.core.level_settings import Ability
 from sm121.core.versions import Versions, release, within
 
 #: All capabilities that a test may require. A new one needs a row in the file of every engine.
@@ -90,6 +91,9 @@ class Deviation(DataTable):
     severity: verdict.Severity = verdict.Severity.COURTESY
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)
+    #: Whether only models with harmony's format of chats show it, or only models without. None: all
+    #: models show it.
+    harmony: bool | None = None
     #: For `unpublished_event`: the types of the events.
     events: tuple[str, ...] = ()
 
@@ -171,6 +175,8 @@ class Capabilities:
     offers: Collection[str] | None
     #: Whether the server uses speculative decoding.
     drafts: bool = False
+    #: The abilities that the served model lacks, by the profile.
+    lacks: Collection[Ability] = ()
 
     @property
     def engine(self) -> str:
@@ -261,7 +267,9 @@ class Capabilities:
         Args:
             case: The case of ``fixtures/api``.
         """
-        return [row for row in self.file.deviations if row.case == case and self._has(row)]
+        rows = [row for row in self.file.deviations if row.case == case and self._has(row)]
+        harmony = "harmony" not in self.lacks
+        return [row for row in rows if row.harmony in (None, harmony)]
 
     def bugs(self, check: str) -> list[Bug]:
         """Return the known bugs of this version that a check shows. An unknown version has none.

@@ -3,6 +3,7 @@
 The server starts when the first test needs it.
 """
 
+import dataclasses
 import functools
 import secrets
 from collections import Counter
@@ -189,6 +190,7 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
         if given is not None:
             named = given.engine
         detected = detect(server, named, identity=run.record.file.engine.identity)
+        detected = dataclasses.replace(detected, lacks=run.profile.correctness.cannot)
         if not server.managed:
             before = run.record.file.engine
             shown = EngineShown.of(before, name=detected.engine, version=detected.version)
