@@ -66,7 +66,7 @@ def test_seed_is_used(sdk):
 
 @contract
 def test_what_is_not_sent_is_as_promised(api, server, attempts):
-    """The server samples with the checkpoint's defaults, or neutral ones, if none are sent."""
+    """If a request sets no sampling parameters, the checkpoint's or neutral defaults apply."""
     sampling.defaults_hold(api, sampling.defaults_promised(api, server), attempts)
 
 
@@ -470,7 +470,7 @@ def test_a_chat_becomes_its_harmony(api, server_environment, chat):
 @pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", chat_prompts.TELLING)
 def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat):
-    """A chat and its own harmony tokens have the same answer."""
+    """A chat has the same answer as its harmony tokens sent as a completion."""
     chat = chats.find_chat(chat)
     chat_prompts.answer_is_to_the_chat(api, chat, agreement_bound, server_environment)
 
@@ -643,7 +643,7 @@ def test_a_long_chat_with_tools_stays_whole(candidate):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("length", [8_000, 32_000, 100_000])
 def test_long_documents_are_read(candidate, length):
-    """The model finds facts at five depths of a document, one by way of another."""
+    """The model finds facts at five depths of a document, and combines two of them."""
     candidate.recalls(length)
 
 

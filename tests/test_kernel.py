@@ -120,8 +120,8 @@ def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
 
 @pytest.mark.kernel_cases("mxfp4_quantisation")
 def test_mxfp4_encodes_by_its_rule(kernels, case):
-    """Scales follow the declared rule, or the same rule everywhere. Each element is rounded to the
-    nearest value."""
+    """All scales follow the declared rule, or any single rule if none is declared. Each element is
+    rounded to the nearest value."""
     require_none(kernels.wrong(case))
 
 

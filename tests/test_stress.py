@@ -38,8 +38,8 @@ def test_sustained_load(stress):
 
 
 def test_memory_does_not_grow(stress):
-    """Memory and open handles do not grow with the number of requests, by a robust slope with its
-    interval."""
+    """Memory and open handles do not grow with the number of requests. The test computes a robust
+    slope and its interval."""
     stress.afterwards.check_memory()
 
 

@@ -151,7 +151,7 @@ def two_prompts() -> Iterator[list[int]]:
 # ---------------------------------------------------------------------------------- Configurations
 
 
-class Told(Asker):
+class GivenAnswers(Asker):
     """Given answers with log-probabilities, by the tokens of the prompt."""
 
     def __init__(self, values: dict[tuple[int, ...], list[float]]) -> None:
@@ -233,7 +233,7 @@ def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) 
                 values[tuple(ids)] = small_oracle.next_token_log_probabilities(
                     change(server), ids
                 ).tolist()
-        if failed := failures(Told(values), to):
+        if failed := failures(GivenAnswers(values), to):
             assert size, f"{dtype}, {file.rounding}: an honest server fails {failed}"
             return f"{part} {size:.1%}"
     return f"{part} above {SIZES[-1]:.0%}"

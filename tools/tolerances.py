@@ -31,18 +31,21 @@ from sm121.kernels.torch_provider import TorchProvider
 from sm121.oracles import attention, moe
 
 _SAMPLES = 6
-"""Elements, rows and experts tried of each output; the hardest counts."""
+"""The number of elements, rows and experts of each output that get a defect. The defect that is
+hardest to detect counts."""
 
 _STEPS = 9
-"""Halvings, on a logarithmic scale, of the range in which a size is looked for: to 3 %."""
+"""Steps of the bisection that finds the size of a defect: each halves the range of the logarithm,
+which leaves an error of 3 %."""
 
 _ONE_HEAD = 17
 
 _LEAST_DETECTED = {"bfloat16": 1.0, "mxfp8": 0.9999}
-"""What part of the wrong block scales has to be detected."""
+"""The share of the wrong block scales that must be detected."""
 
 _LARGEST_OUTPUT = 700_000
-"""Elements above which a case is left to the table of block scales: seconds for each size tried."""
+"""The largest number of elements of a case. A larger case takes seconds for each size, and is
+only in the table of block scales."""
 
 
 class Mxfp8Provider(TorchProvider):

@@ -45,17 +45,19 @@ LAYER_IDS = (2, 3, 4)
 THETA = 10_000.0
 EPS = 1e-5
 GUESSES = 3
-"""Guesses of one draft that training unrolls."""
+"""The number of draft tokens of one draft in training."""
 ANSWERS = 2400
+"""The number of the canary's answers that the drafter is trained on."""
 ANSWER_TOKENS = 64
+"""Tokens of each of these answers."""
 LONGEST = 200
-"""Answers of the canary that are learnt from; tokens of each, and of the longest prompt."""
+"""Tokens of the longest prompt of these answers."""
 _HELD_OUT = 96
-"""Answers that are not learnt from, by which the drafter is judged."""
+"""The number of answers for the evaluation, which the training does not use."""
 
 Progress = Callable[[str], None]
 Answer = tuple[list[int], list[int]]
-"""Token ids of a prompt, and of what the canary says after it."""
+"""Token ids of a prompt, and of the canary's answer to it."""
 
 
 def rotary(length: int) -> tuple[Tensor, Tensor]:
