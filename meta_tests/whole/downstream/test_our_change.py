@@ -21,7 +21,7 @@ def test_the_server_answers(http):
 
 @pytest.mark.correctness
 def test_our_endpoint_gives_text(client, model):
-    """A completion has the tokens that were asked for."""
+    """A completion has the requested number of tokens."""
     answer = client.completions.create(model=model, prompt="Hello", max_tokens=1)
     tokens = answer.usage.completion_tokens
     require(tokens == 1, "1 token", f"{tokens} tokens")
