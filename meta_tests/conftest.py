@@ -22,7 +22,7 @@ import pytest
 from meta_tests import case_ids, durations, quiet
 from meta_tests.fakes import browser, servers
 from meta_tests.fakes.servers import FaultServer, TimedServer
-from meta_tests.fakes.told_runs import require_same
+from meta_tests.fakes.stored_run_events import require_same
 from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun, can_fork
 from meta_tests.folders import ROOT
 from sm121.engines.process_tree import marked, reap

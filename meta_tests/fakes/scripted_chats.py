@@ -13,17 +13,17 @@ from sm121.core.server import Endpoint
 
 Json = dict[str, Any]
 #: The answer to a request: a text, a call ("-> NAME ARGUMENTS"), several calls, or None.
-Said = str | Sequence[str] | None
-Script = Callable[[Json], Said]
+ScriptedAnswer = str | Sequence[str] | None
+Script = Callable[[Json], ScriptedAnswer]
 MODEL = "gpt-oss-120b"
 _CALL = "-> "
 
 
-def script_of(section: Section, answers: Mapping[str, Sequence[Said]]) -> Script:
+def script_of(section: Section, answers: Mapping[str, Sequence[ScriptedAnswer]]) -> Script:
     """Return a script that gives the answers of each question, by its id, in turn."""
     questions = {question.turns[0].user: question for question in section.questions}
 
-    def script(request: Json) -> Said:
+    def script(request: Json) -> ScriptedAnswer:
         messages = [m for m in request["messages"] if m["role"] != "system"]
         question = questions[messages[0]["content"]]
         scripted_turns = sum(turn.given is not None for turn in question.turns)
@@ -36,7 +36,7 @@ def script_of(section: Section, answers: Mapping[str, Sequence[Said]]) -> Script
 @in_two_steps
 def reader(
     request: Json, document: Document, forgets: Callable[[str], str] = lambda text: text
-) -> Said:
+) -> ScriptedAnswer:
     """Return a script that reads the document, without the parts that it forgets, and answers from
     it."""
     text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
@@ -54,7 +54,7 @@ def reader(
     return values.get(needle.id, "The log does not say.")
 
 
-def _message(answer: Said, number: int) -> tuple[Json, str]:
+def _message(answer: ScriptedAnswer, number: int) -> tuple[Json, str]:
     lines = [answer] if isinstance(answer, str) else answer or []
     calls = [line.removeprefix(_CALL).split(" ", 1) for line in lines if line.startswith(_CALL)]
     if not calls:

@@ -239,7 +239,7 @@ def measure_speed() -> dict[str, float]:
 
 
 @dataclass
-class Said:
+class ClientResult:
     """A client's result for a server."""
 
     rate: float | None
@@ -247,13 +247,13 @@ class Said:
     refused: str | None = None
 
 
-def sm121(url: str, _folder: Path) -> Said:
+def sm121(url: str, _folder: Path) -> ClientResult:
     measuring = Measuring(short_rounds=2, silent_within_s=2.0)
     cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 8)
     rates = tg.DecodeRate(TOKENS).of(cell)
     first = metrics.find("ttft", quantile=0.5).of(cell)
     refused = ", ".join(sorted({item.reason for item in rates.invalid})) or None
-    return Said(_middle(rates.samples), _middle(first.samples), refused)
+    return ClientResult(_middle(rates.samples), _middle(first.samples), refused)
 
 
 def _command(client: str, **filled_in: object) -> list[str]:
@@ -268,51 +268,51 @@ def _command(client: str, **filled_in: object) -> list[str]:
     return shlex.split(COMMANDS[client].format(**(values | filled_in)))
 
 
-def benchy(url: str, folder: Path) -> Said:
+def benchy(url: str, folder: Path) -> ClientResult:
     result = folder / "benchy.json"
     answer = _run(_command("benchy", url=url, result=result, prompt=512), result)
     if isinstance(answer, str):
-        return Said(None, None, answer)
+        return ClientResult(None, None, answer)
     row = answer["benchmarks"][0]
-    return Said(_mean(row.get("tg_throughput")), _mean(row.get("e2e_ttft")))
+    return ClientResult(_mean(row.get("tg_throughput")), _mean(row.get("e2e_ttft")))
 
 
-def vllm_bench(url: str, folder: Path, *, chat: bool) -> Said:
+def vllm_bench(url: str, folder: Path, *, chat: bool) -> ClientResult:
     backend = ("openai-chat", "/v1/chat/completions") if chat else ("openai", "/v1/completions")
     vllm = shlex.join([sys.executable, "-c", _VLLM])
     of_vllm = {"vllm": vllm, "backend": backend[0], "endpoint": backend[1]}
     command = _command("vllm", url=url, folder=folder, **of_vllm)
     row = _run(command, folder / "vllm.json")
     if isinstance(row, str) or not row.get("completed"):
-        return Said(None, None, row if isinstance(row, str) else "no request completed")
-    return Said(1e3 / row["median_tpot_ms"] if row["median_tpot_ms"] else None,
+        return ClientResult(None, None, row if isinstance(row, str) else "no request completed")
+    return ClientResult(1e3 / row["median_tpot_ms"] if row["median_tpot_ms"] else None,
                 row["median_ttft_ms"])  # fmt: skip
 
 
-def guidellm(url: str, folder: Path) -> Said:
+def guidellm(url: str, folder: Path) -> ClientResult:
     result = folder / "guidellm.json"
     answer = _run(_command("guidellm", url=url, result=result), result)
     if isinstance(answer, str):
-        return Said(None, None, answer)
+        return ClientResult(None, None, answer)
     measured = answer["benchmarks"][0]["metrics"]
     if not measured["request_totals"]["successful"]:
-        return Said(None, None, "no request completed")
+        return ClientResult(None, None, "no request completed")
     gap, first = (
         measured[name]["successful"]["median"]
         for name in ("inter_token_latency_ms", "time_to_first_token_ms")
     )
-    return Said(1e3 / gap if gap else None, first or None)
+    return ClientResult(1e3 / gap if gap else None, first or None)
 
 
-def aiperf(url: str, folder: Path) -> Said:
+def aiperf(url: str, folder: Path) -> ClientResult:
     result = folder / "profile_export_aiperf.json"
     # offline it refuses a folder as tokenizer
     answer = _run(_command("aiperf", url=url, folder=folder), result, offline=False)
     if isinstance(answer, str):
-        return Said(None, None, answer)
+        return ClientResult(None, None, answer)
     rate = answer.get("output_token_throughput_per_user") or {}
     first = answer.get("time_to_first_token") or {}
-    return Said(rate.get("p50"), first.get("p50"), None if rate or first else "no number")
+    return ClientResult(rate.get("p50"), first.get("p50"), None if rate or first else "no number")
 
 
 _VLLM = """
@@ -325,7 +325,7 @@ main()
 """
 
 
-CLIENTS: dict[str, Callable[[str, Path], Said]] = {
+CLIENTS: dict[str, Callable[[str, Path], ClientResult]] = {
     "this suite": sm121, "llama-benchy 0.4.0": benchy,
     "vllm bench serve, completions": lambda url, folder: vllm_bench(url, folder, chat=False),
     "vllm bench serve, chat": lambda url, folder: vllm_bench(url, folder, chat=True),

@@ -69,7 +69,7 @@ def test_a_sample_of_the_protocol_faults_is_caught(real_vllm, run_pytest):
 
 
 @pytest.mark.slow("lies by pairs have a catalogue of their own")
-def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
+def test_two_faults_at_once_are_detected_by_their_own_tests(real_vllm, tmp_path):
     """Two faults are detected, each by its own test; without a fault both tests pass. The second
     fault affects both tests."""
     tests = {
@@ -185,7 +185,7 @@ def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
         ),
     ],
 )
-def test_what_the_log_shows_is_caught(run_pytest, tmp_path, line, test, expected):
+def test_log_lines_fail_their_tests(run_pytest, tmp_path, line, test, expected):
     log = tmp_path / "server.log"
     with attached_engine(log) as (url, _):
         httpx.get(f"{url}/meta", params={"do": "print", "text": line})

@@ -152,7 +152,7 @@ def test_experts_without_a_share_may_be_any():
 
 
 @pytest.mark.parametrize("change", [("flip", 0), ("reshape", -1), ("view", torch.int32)], ids=str)
-def test_what_the_second_run_alone_does_wrong_is_noticed(change):
+def test_a_fault_in_the_second_run_only_is_noticed(change):
     """The second run has other values, and the same bytes in another shape or as another dtype."""
 
     class Second(TorchProvider):
@@ -199,7 +199,7 @@ def test_decode_that_is_wrong_in_one_run_of_sixteen_is_noticed(wrong_run, declar
     assert len(equal) == declared, found
 
 
-def test_other_bits_within_tolerance_are_wrong_only_where_declared_the_same():
+def test_other_bits_within_tolerance_fail_only_if_declared_deterministic():
     provider = Seldom(5, factor=1.0078125)
     (fact,) = checks.check(provider, problems.build(DECODE))
     assert "1 with other bits (the first is run 5)" in str(fact)
@@ -214,7 +214,7 @@ def test_decode_that_is_right_is_asked_sixteen_times():
     assert provider.run == checks.RUNS["decode_attention"] == 16
 
 
-def test_what_a_provider_lacks_is_not_run():
+def test_an_operation_that_a_provider_lacks_is_not_run():
     class Bare:
         name = "bare"
 

@@ -72,7 +72,7 @@ def test_all_faults_at_once_are_told_apart(run_matrix, slow):
 
 
 @pytest.mark.slow("a run of the matrix with six starts more")
-def test_what_happens_in_the_performance_sample_or_only_once(run_matrix, tmp_path):
+def test_a_failure_in_the_performance_sample_or_at_one_start_only(run_matrix, tmp_path):
     """If a server dies or fails requests while it is measured, this is a crash and not a disturbed
     rate. A start that fails once is repeated, and gives no failing set."""
     file = one_axis(tmp_path, dies="--window half", fails="--spec ngram", once="--enforce-eager")

@@ -161,7 +161,7 @@ def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_serve
         PrefillRate().of(cell)
 
 
-def test_a_dip_between_captured_sizes_is_told_and_a_slope_is_none():
+def test_a_dip_between_captured_sizes_is_a_remark_and_a_slope_is_not():
     """Steps take 20 ms plus 1 ms per stream; padded, five streams take the step of eight."""
 
     def rate(streams: int, as_of: int) -> float:
@@ -254,7 +254,7 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
     assert "tg32@d0" in AbRun._measure(comparison, "a", attached)
 
 
-def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path):
+def test_a_bunch_longer_than_a_short_answer_needs_longer_short_answers(timed_server, tmp_path):
     """The first 12 tokens arrive together, and a short answer has 8, so longer short answers are
     requested."""
     options = ("--late-ms", "60", "--echo", "never", "--trap", "no-metrics")

@@ -22,7 +22,7 @@ def test_every_fault_names_a_test_of_the_levels(test):
     assert node_id(test).startswith("tests/test_")
 
 
-def test_each_lie_is_in_a_pair_that_the_seed_draws():
+def test_each_fault_is_in_one_pair_drawn_by_the_seed():
     drawn = lies.pairs([*lies.PLANTED], 7)
     assert {name for pair in drawn for name in pair} == set(lies.PLANTED)
     assert drawn == lies.pairs([*lies.PLANTED], 7) != lies.pairs([*lies.PLANTED], 8)
@@ -60,7 +60,7 @@ def outcome(status: int, *tests: tuple[str, str, str]) -> Outcome:
         ),
     ],
 )
-def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
+def test_only_a_failure_with_its_requirement_detects_a_fault(survived):
     assert not survived.killed
     killed = outcome(1, ("test_a", "FAIL", "expected this, got that"))
     assert killed.killed

@@ -191,7 +191,7 @@ def _counted() -> list[tuple[str, str, Path]]:
 
 
 @pytest.mark.parametrize(("of", "detected", "table"), _counted(), ids=lambda p: str(p)[-20:])
-def test_what_the_first_page_counts_is_what_its_table_shows(of, detected, table):
+def test_counts_of_the_first_page_equal_their_tables(of, detected, table):
     text = table.read_text("utf-8")
     lines = {len(rows.splitlines()) - 2 for rows in re.findall(r"(?:^\|.*\n)+", text, re.M)}
     slower = len(re.findall(r"^\| \d+ % slower .*\| FAIL \| FAIL \|", text, re.M))
@@ -268,7 +268,7 @@ def test_the_workflow_installs_what_make_installs():
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "run" and not b.needs], ids=str)
-def test_what_can_be_run_runs(block):
+def test_each_block_marked_run_runs(block):
     if "import torch" in block.code:
         pytest.importorskip("torch")
     if block.language == "python":

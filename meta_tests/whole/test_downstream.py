@@ -66,7 +66,7 @@ def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
     assert re.search(r"^PASS( \(.*\))?: 1 check passed", done.stdout, re.M), done.stdout
 
 
-def test_who_does_not_ask_for_it_gets_nothing_of_it(project):
+def test_a_project_that_does_not_enable_the_suite_has_nothing_of_it(project):
     (project / "pytest.ini").write_text("[pytest]\n")
     (project / "test_our_change.py").write_text("def test_it():\n    pass\n")
     done = run(project)
@@ -75,7 +75,7 @@ def test_who_does_not_ask_for_it_gets_nothing_of_it(project):
     assert not (project / "conformance-report").exists()
 
 
-def test_what_the_docs_show_of_it_is_in_it():
+def test_documented_blocks_are_functions_of_the_project():
     """Documented blocks are functions of this project."""
     text = (ROOT / "docs" / "python-api.md").read_text()
     mark = r"<!-- run: meta_tests/whole/test_downstream\.py .*?```python\n(.*?)```"

@@ -125,7 +125,7 @@ def test_the_entry_point_is_installed():
 # A limit
 
 
-def test_what_clears_its_limit_passes_with_its_numbers_at_the_end(project):
+def test_a_met_limit_passes_with_its_table(project):
     ended = project.run("-W", "error")
     assert ended.status == 0, ended.output
     lines = ended.output.splitlines()
@@ -136,7 +136,7 @@ def test_what_clears_its_limit_passes_with_its_numbers_at_the_end(project):
     assert not (project.folder / "conformance-report").exists()
 
 
-def test_what_misses_its_limit_fails_with_value_interval_and_limit(project):
+def test_a_missed_limit_fails_with_value_interval_and_limit(project):
     ended = project.run(level="50")
     assert ended.status == 1, ended.output
     assert "Unmet: tg32@d0: expected at least 52 tok/s, got 50 tok/s (49.85 to" in ended.output
@@ -337,7 +337,7 @@ def test_an_empty_storage_is_one_line(project):
         pytest.param(("--benchmark-compare-fail=median:5%",), "Add it", id="only-a-limit"),
     ],
 )
-def test_what_would_compare_nothing_is_one_line(stored, options, expected):
+def test_a_comparison_with_nothing_is_refused_in_one_line(stored, options, expected):
     assert expected in stored.run(*options, level=SLOWER).refusal
 
 
@@ -396,7 +396,7 @@ def test_without_benchmarks_no_gate_is_judged(project, option, why):
     assert f"NOT_RUN: 2 tests with gates: {option} {why}" in ended.output
 
 
-def test_a_gate_by_its_name_is_not_compared_with_nothing(project):
+def test_a_gate_requested_by_name_needs_a_stored_run_too(project):
     (project.folder / TESTS).write_text(
         "def test_x(request):\n"
         "    request.getfixturevalue('gate')('x', [1.0] * 20, better='lower')\n"

@@ -118,7 +118,7 @@ def test_an_architecture_that_no_test_names_ends_with_5_and_one_line(run):
     assert "NOT_RUN: sm90 was requested; this machine is cpu" in done.stdout
 
 
-def test_what_is_here_runs_and_keeps_the_status(run):
+def test_tests_of_this_architecture_run_and_keep_the_status(run):
     for arguments in (["--arch", "cpu"], ["-m", "cpu"], ["-m", "not sm121"]):
         done = run(*arguments)
         assert done.returncode == 0, done.stdout
@@ -151,7 +151,7 @@ def test_a_failed_test_keeps_status_1(project, run):
 
 
 @pytest.mark.parametrize("option", ["--collect-only", "--fixtures"])
-def test_what_only_shows_something_has_no_verdict(run, option):
+def test_options_that_only_print_have_no_verdict(run, option):
     done = run("--arch", "sm121", option)
     assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout
 

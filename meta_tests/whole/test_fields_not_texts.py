@@ -76,7 +76,7 @@ def test_a_difference_names_its_field():
     assert fields == {("machine", "gpu"), ("options", "machine")}
 
 
-def test_a_page_that_is_withheld_is_the_word_s_own():
+def test_a_withheld_page_changes_only_its_own_sign():
     word = Word("build (debug)", "/props")
     before = Signs(words={word: "1"})
     lost = Signs(withheld=frozenset({"/props"}))

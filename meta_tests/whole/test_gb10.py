@@ -50,7 +50,9 @@ def _marked(case: Case) -> object:
 
 
 @pytest.mark.parametrize("case", [_marked(case) for case in (*HEALTHY, *SICK)])
-def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, tmp_path: Path):
+def test_each_stand_in_has_its_expected_verdict(
+    case: Case, request: pytest.FixtureRequest, tmp_path: Path
+):
     behind = NOBODY if case.sample else request.getfixturevalue("behind")
     box = Machine(tmp_path / "gb10", case.release, behind, **case.changes)
     box.build()
@@ -78,7 +80,7 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
     assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{text}"
 
 
-def test_what_is_timed_is_text_of_the_checkpoints_tokenizer(canary_bf16):
+def test_timed_answers_are_text_of_the_checkpoints_tokenizer(canary_bf16):
     ids = [*range(Gb10.vocabulary)]
     tokens = vocabulary.load(canary_bf16 / vocabulary.FILE)
     assert tokens.differs(ids, Gb10.text_of(None, ids)) is None

@@ -130,7 +130,7 @@ def test_no_test_is_a_gap_for_ever():
 
 
 @pytest.mark.parametrize("ability", ["answer_length"])
-def test_a_gap_is_seen(ability):
+def test_a_test_that_cannot_run_without_a_reason_is_a_gap(ability):
     """A test that cannot run is a gap if it has no reason."""
     reasons = {k: v for k, v in GB10.correctness.cannot.items() if k != ability}
     correctness = GB10.correctness.model_copy(update={"cannot": reasons})

@@ -262,7 +262,7 @@ def findings_between(*numbers: dict[str, object]) -> tuple[dict[str, float], val
 
 
 @pytest.mark.parametrize("no_number", ["NaN", "+Inf", "-Inf", "nan"])
-def test_what_is_no_number_is_unknown_and_said(no_number):
+def test_a_metric_without_a_number_is_unknown(no_number):
     first = {"running": 0, "generated": no_number}
     second = {"running": no_number, "generated": 100}
     text = METRICS.format(**first)
@@ -293,7 +293,7 @@ NAME = "vllm:num_requests_running"
     ],
     ids=["many", "labels", "long-label", "equals", "backslashes", "braces", "html"],
 )
-def test_what_can_be_read_is_parsed_in_bounded_time(text):
+def test_metrics_are_parsed_in_bounded_time(text):
     began = time.process_time()
     counters.read(text)
     metrics.with_metrics(kernel_path.KernelPath(), text)
@@ -342,7 +342,7 @@ def test_a_secret_in_an_address_is_refused_and_not_shown(url):
         "http://h/a",
     ],
 )
-def test_an_address_without_one_is_taken(url):
+def test_an_address_without_a_password_is_accepted(url):
     assert root_of(url, "--base-url") == url.rstrip("/").removesuffix("/v1")
 
 

@@ -98,7 +98,7 @@ def test_52_tokens_a_second_are_asked_of_every_server(
 
 
 @pytest.mark.slow("the same server with another question")
-def test_who_asks_another_question_reads_it_in_the_headline(timed_server, run_pytest):
+def test_the_last_line_names_another_configuration(timed_server, run_pytest):
     """37 tok/s are so much more than a release reaches that few rounds decide."""
     stock = ("--configuration", "stock")
     status, run = _quick(run_pytest, timed_server, "--rate", "37", options=stock)

@@ -146,7 +146,7 @@ def test_make_refuses_a_plan_before_it_makes_the_environment(words):
     assert f"{words[0]}: expected quick, merge or full" in line
 
 
-def test_what_runs_has_its_header(run_pytest, fault_server):
+def test_a_run_has_its_header(run_pytest, fault_server):
     """The order on the screen is pytest's: header, collected tests, levels."""
     status, run = run_pytest(
         "--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health"
@@ -258,7 +258,7 @@ def test_a_run_that_measured_nothing_leaves_the_report_of_one_that_did(clone, wo
     assert not (report / "earlier").exists()
 
 
-def test_a_run_of_nothing_that_was_to_be_stored_is_one_line(clone):
+def test_a_run_without_tests_that_should_be_stored_gives_one_line(clone):
     status, report = clone("-m", "sm90", "--benchmark-autosave")
     lines = (report.parent / "output.txt").read_text().strip().splitlines()
     assert status == 5 and len(lines) == 1 and lines[0].startswith("NOT_RUN: "), lines

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from meta_tests.fakes import scripted_sessions
-from meta_tests.fakes.told_runs import require_same
+from meta_tests.fakes.stored_run_events import require_same
 from meta_tests.folders import FAKES
 from sm121.cli import main
 from sm121.core.json_text import json_text

@@ -218,7 +218,9 @@ def test_each_start_has_a_status_of_its_own(tmp_path):
         (1, 20.0, False, False),
     ],
 )
-def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answers, ended):
+def test_a_helper_process_that_the_engine_ended_is_no_crash(
+    monkeypatch, status, at, answers, ended
+):
     exits = [{"pid": 7, "name": "helper", "status": status, "monotonic_s": at}]
     launch = SimpleNamespace(
         was_stopped=False, exit_status=None, exits=lambda: exits, pids_when_ready=frozenset()

@@ -127,19 +127,19 @@ def test_the_builds_own_log_is_as_its_configuration_says(tmp_path):
         ),
     ],
 )
-def test_what_differs_contradicts(tmp_path, changes, log, says):
+def test_each_different_value_contradicts(tmp_path, changes, log, says):
     lines = judged(tmp_path, *changes, log=log)
     assert any(re.search(says, line) for line in lines), lines
 
 
-def test_what_no_line_shows_contradicts_nothing_and_is_said(tmp_path):
+def test_values_without_a_line_are_not_shown_and_contradict_nothing(tmp_path):
     silent = [(" kv_cache_dtype=fp8", ""), *BF16_KV[1:]]
     assert judged(tmp_path, *silent) == []
     path = read_log(tmp_path / "server.log")
     assert "kv_cache_dtype" in not_shown(BUILD.path_of("mxfp4"), path)
 
 
-def test_what_is_asked_by_name_replaces_the_profiles_word_and_no_promise(tmp_path):
+def test_arguments_override_values_but_not_required_features(tmp_path):
     """An owner may request float16 or drafts. An owner who switches off the graphs of a
     configuration that requires them does not test that configuration."""
     for change, arguments in (

@@ -148,13 +148,13 @@ def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
     assert (disagreement in str(difference)) if disagreement else not difference
 
 
-def test_a_difference_of_the_others_counts_too():
+def test_differences_of_unchosen_tokens_count():
     """The chosen token's own log-probability hardly changes if the model is sure of it."""
     outcome = agreement.judge([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
     assert outcome.max_abs == pytest.approx(math.log(2))
 
 
-def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
+def test_after_two_right_continuations_the_rest_is_requested_again():
     resume = Mock(return_value=run(3))
     outcome = agreement.judge(ATTRACTOR, OTHER, NOISY, resume)
     assert outcome.disagreement is None, outcome
@@ -162,7 +162,7 @@ def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
     assert outcome.forks == 1 and outcome.top1 == (True, False, True)
 
 
-def test_a_canary_with_two_states_has_degraded_in_none_of_them():
+def test_two_right_answers_in_turn_are_no_degradation():
     """model-serving-minefield, trap 108: one prompt had two answers in turn, each compared with the
     first of the series. An answer that was never as likely is wrong, however rare it is."""
     series = {"A": ATTRACTOR, "B": OTHER, "C": [at(1), at(9, 0.46, t2=0.2), at(8)]}
@@ -178,7 +178,7 @@ def test_a_canary_with_two_states_has_degraded_in_none_of_them():
     assert wrong("AAABBAAACAAAAB") == [8]
 
 
-def test_forks_everywhere_are_no_accident():
+def test_too_many_different_tokens_fail():
     judged = [at(2, 0.46, t7=0.45)] * 20
     fork = at(7, 0.46, t2=0.45)
     outcome = agreement.judge(judged, [fork], NOISY, lambda _tokens: [fork] * 20)
@@ -300,12 +300,12 @@ def test_a_whole_answer_is_whole():
         ),
     ],
 )
-def test_what_is_not_whole_is_said(change, reason):
+def test_an_incomplete_answer_has_its_reason(change, reason):
     wrong = malformed(dataclasses.replace(WHOLE, **change), 2, (1, 2))
     assert reason in str(wrong), wrong
 
 
-def test_an_engine_that_may_end_says_that_it_did():
+def test_an_answer_that_may_end_early_has_finish_reason_stop():
     short = Completion("a", "stop", (97,), None, None, None, 1, 1)
     assert malformed(short, 2, may_end=True) is None and malformed(short, 2) is not None
     cut = dataclasses.replace(short, finish_reason="length")
@@ -348,7 +348,7 @@ def _server(engine: str, version: str | None) -> Server:
     return Server(endpoint, False, engine, version, None, None, None)
 
 
-def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
+def test_missing_token_ids_fail_vllm_and_are_not_run_for_other_engines():
     with pytest.raises(AssertionError, match="expected token ids"):
         Asker(_server("vllm", "0.32.0")).need(None, "token ids")
     with pytest.raises(verdict.NotRun, match="token ids"):

@@ -9,7 +9,7 @@ from operator import mul
 import jsonschema
 import pytest
 
-from meta_tests.fakes.scripted_chats import Said, Script, reader, script_of, scripted
+from meta_tests.fakes.scripted_chats import Script, ScriptedAnswer, reader, script_of, scripted
 from meta_tests.folders import DATA
 from meta_tests.unit.answers.test_exam_files import OWN, own_exam, own_profile
 from sm121.answers import exam, exam_judging
@@ -25,11 +25,11 @@ SECTIONS = ("facts", "dialogues", "tools", "formats")
 DOCUMENT = EXAM.document
 
 
-def _chat(answers: object) -> list[Said]:
+def _chat(answers: object) -> list[ScriptedAnswer]:
     return answers if isinstance(answers, list) else [answers]  # type: ignore[return-value]
 
 
-def healthy(section: str, variant: int = 0) -> dict[str, list[Said]]:
+def healthy(section: str, variant: int = 0) -> dict[str, list[ScriptedAnswer]]:
     """Return a right chat for each question, in one of its phrasings."""
     rights = {name: answers["right"] for name, answers in ANSWERS[section].items()}
     return {name: _chat(right[variant % len(right)]) for name, right in rights.items()}
@@ -192,7 +192,7 @@ def test_arguments_that_are_not_json_are_the_servers_fault():
         sits("tools", script_of(EXAM.tools, answers))
 
 
-def test_what_an_engine_cannot_is_not_run_and_the_rest_is_judged_all_the_same():
+def test_an_unsupported_form_is_not_run_and_the_other_forms_are_judged():
     """SGLang does not support `choice`."""
     for text, error, reason in (
         ("1989-11-09", NotRun, r"1 of 5 .* 4 of 4 right\. .* a-mammal: SGLang .*choice"),
@@ -251,10 +251,10 @@ def test_a_server_that_reads_finds_every_needle():
     assert remark == "exam gpt-oss-120b: a document of 8000 tokens: all needles found"
 
 
-def test_what_a_list_leaves_out_is_asked_for_alone():
+def test_a_fact_missing_in_the_list_is_requested_alone():
     honest = reader(DOCUMENT)
 
-    def hasty(request: dict) -> Said:
+    def hasty(request: dict) -> ScriptedAnswer:
         text = str(honest(request))
         return "```json\n" + text.replace('"crane"', '"kran"') + "\n```" if "{" in text else text
 
@@ -288,7 +288,7 @@ def test_a_server_that_lost_a_part_is_seen(loss):
 def test_the_needle_of_another_depth_is_wrong():
     honest = reader(DOCUMENT)
 
-    def swaps(request: dict) -> Said:
+    def swaps(request: dict) -> ScriptedAnswer:
         text = str(honest(request))
         return text.replace("7316", "x").replace("58", "7316").replace("x", "58")
 
@@ -391,14 +391,14 @@ def test_a_wrong_exam_ends_a_run_before_it_begins(run_pytest, tmp_path):
 
 
 def in_one_chat(
-    spoils: Callable[[list[dict]], Said] = lambda messages: None, variant: int = 0
+    spoils: Callable[[list[dict]], ScriptedAnswer] = lambda messages: None, variant: int = 0
 ) -> Script:
     """Give the right answers of the tools section to the last question of a chat, unless `spoils`
     gives another answer."""
     answers = healthy("tools", variant)
     questions = {question.turns[0].user: question.id for question in EXAM.tools.questions}
 
-    def script(request: dict) -> Said:
+    def script(request: dict) -> ScriptedAnswer:
         messages = request["messages"]
         asked = max(n for n, message in enumerate(messages) if message["role"] == "user")
         said = sum(message["role"] == "assistant" for message in messages[asked:])
@@ -425,7 +425,7 @@ def test_a_loop_after_many_results_of_tools_is_noticed(loop):
     """As with an NVFP4 KV cache: right alone, and a loop of token 0 (`!`) once the chat contains
     several results. Each question alone has at most two results."""
 
-    def spoils(messages: list[dict]) -> Said:
+    def spoils(messages: list[dict]) -> ScriptedAnswer:
         has_many = sum(message["role"] == "tool" for message in messages) >= 5
         return loop if has_many and messages[-1]["role"] == "tool" else None
 
@@ -436,7 +436,7 @@ def test_a_loop_after_many_results_of_tools_is_noticed(loop):
 
 
 def test_a_miss_in_a_long_chat_with_tools_is_a_remark():
-    def spoils(messages: list[dict]) -> Said:
+    def spoils(messages: list[dict]) -> ScriptedAnswer:
         return "I cannot say." if "Oslo" in messages[-1]["content"] else None
 
     (remark,) = sits("conversation", in_one_chat(spoils))

@@ -103,7 +103,7 @@ def test_small_differences_everywhere_are_seen_by_the_divergence():
     assert "KL divergence" in unmet.text(compare(drifted).beyond(tight))
 
 
-def test_two_attractors_are_followed_from_the_golden_token():
+def test_the_golden_token_is_continued_after_two_right_continuations():
     close = [at(10), at(11, 0.41, 55, 0.4), at(12), at(13)]
     other = [at(10), at(55, 0.41, 11, 0.4), at(70), at(71)]
     trusted = record(Engine({**TRUSTED, "a": close}))
@@ -193,7 +193,7 @@ def test_two_nodes_against_one_within_the_bound_of_the_profile(shifts, within):
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 2}', "\x00"])
-def test_a_file_that_is_none_is_one_clear_line(tmp_path, content):
+def test_an_invalid_golden_file_gives_one_line(tmp_path, content):
     file = tmp_path / "golden.json"
     file.write_text(content)
     with pytest.raises(UsageError, match="expected a file of --record-golden") as error:
@@ -256,13 +256,13 @@ def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
     assert comparison.beyond(BOUND) == [] and comparison.mean_divergence == 0
 
 
-def test_a_divergence_of_nothing_is_no_agreement():
+def test_a_comparison_without_tokens_does_not_pass():
     nothing = GoldenComparison({}, ())
     assert math.isnan(nothing.mean_divergence)
     assert "KL divergence" in unmet.text(nothing.beyond(BOUND))
 
 
-def test_what_the_files_would_prove_is_said_where_they_are_not_at_hand(canary_bf16):
+def test_missing_checkpoint_files_are_reported_as_unproven(canary_bf16):
     at_hand = golden.identity("canary", canary_bf16)
     elsewhere = golden.identity("other", None)
     trusted = record(Engine(TRUSTED), at_hand)

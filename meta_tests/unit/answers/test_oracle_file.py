@@ -79,7 +79,7 @@ def wide(made: OracleFile) -> OracleFile:
     return made.model_copy(update={"rounded": far})
 
 
-def test_it_says_what_gpt_oss_says(made, checkpoint):
+def test_the_oracle_file_agrees_with_the_model_in_memory(made, checkpoint):
     import torch
 
     from tools import small_oracle
@@ -96,7 +96,7 @@ def test_it_says_what_gpt_oss_says(made, checkpoint):
     assert made.dtype == "float64" and len(made.prompts["long"].generated) == 3
 
 
-def test_a_coarser_engine_may_differ_more_and_each_small_mistake_is_another_model(made):
+def test_coarser_rounding_has_a_wider_tolerance_than_bf16(made):
     bf16, w4a8 = (computed_tolerance(made, path) for path in ("bf16", "w4a8"))
     assert 0 < bf16.mean_abs < w4a8.mean_abs < 0.2
     # The rounding hides everything.
@@ -137,7 +137,7 @@ def test_it_is_made_once_for_a_checkpoint(made, makings, checkpoint, tmp_path):
     assert makings_after_another_call() == 4 and len(list(folder.glob("*.json"))) == 2
 
 
-def test_a_certificate_does_not_believe_what_is_kept(made, makings, checkpoint, tmp_path):
+def test_a_certificate_computes_the_oracle_file_again(made, makings, checkpoint, tmp_path):
     """It computes the file, also in a container with a read-only folder, where nothing can be
     kept."""
     folder = tmp_path / "kept"
@@ -167,7 +167,7 @@ def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, checkpoint, c
 
 
 @pytest.mark.parametrize("what", ["{}", "not JSON", '{"format": 2}'])
-def test_what_is_no_such_file_is_refused(tmp_path, what):
+def test_a_file_not_written_by_sm121_golden_is_refused(tmp_path, what):
     (tmp_path / "file").write_text(what)
     with pytest.raises(UsageError, match="expected a file of `sm121 golden`"):
         oracle_file.load(tmp_path / "file")
@@ -258,7 +258,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("name", oracle_texts.SMALL_MISTAKES)
-def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
+def test_a_small_mistake_is_detected_or_reported_as_too_small(made, name):
     """If rounding alone could look like the fault, there is no decision."""
     right = {prompt: scored.following for prompt, scored in made.prompts.items()}
     wrong = right | made.mistakes[name]
@@ -298,7 +298,7 @@ def canarys() -> OracleFile:
         pytest.param(1.3, "of another mistake", id="a-little-more-than-it"),
     ],
 )
-def test_a_share_that_is_neither_0_nor_1_is_another_mistakes(canarys, times, says):
+def test_a_pattern_share_far_from_0_and_1_is_another_fault(canarys, times, says):
     """An injected scale of one expert was reported as a window of 129, with a share of -0.69."""
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
@@ -313,7 +313,7 @@ def test_a_share_that_is_neither_0_nor_1_is_another_mistakes(canarys, times, say
     assert fact.value == pytest.approx(times)
 
 
-def test_a_share_that_rounding_explains_is_the_mistakes(canarys, monkeypatch):
+def test_a_pattern_share_within_the_rounding_is_this_fault(canarys, monkeypatch):
     """Six standard deviations of 0.07 reach from 1 to 1.42."""
     monkeypatch.setattr(log_probabilities.Pattern, "noise", lambda _pattern: 0.07)
     name = "a sliding window of 129"
@@ -327,7 +327,7 @@ def test_a_share_that_rounding_explains_is_the_mistakes(canarys, monkeypatch):
     assert error.value.facts[0].observed == ""
 
 
-def test_a_share_beside_a_green_oracle_is_the_mistakes(canarys):
+def test_a_pattern_share_is_this_fault_if_the_oracle_check_passes(canarys):
     """Within the tolerance there is no evidence of another fault."""
     name = "a sliding window of 129"
     oracle = reference(canarys, None)

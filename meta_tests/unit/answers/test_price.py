@@ -155,7 +155,7 @@ def decided(name, samples, **limit):
 
 
 @pytest.mark.parametrize("name", _slow(FAST, ["the twin of a fast server"]))
-def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
+def test_the_cost_of_a_fast_servers_rounding_is_a_regression(paid, name):
     """Its cost is far above the original's. It is a regression unless allowed, and fails a gate
     that the original passes."""
     fast = paid(*FAST[name])
@@ -177,7 +177,7 @@ def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
         assert means(fast) == pytest.approx(means(paid(DENSE)), rel=1e-3, abs=1e-6)
 
 
-def test_a_price_has_a_sign(reference, checkpoint):
+def test_only_a_lower_probability_of_right_answers_fails(reference, checkpoint):
     for shift, verdict in ((-0.1, Verdict.FAIL), (0.1, Verdict.PASS)):
         server = Server(checkpoint, EXACT, shift)
         samples, _ = price.measure(server, reference, "canary", ())
@@ -212,7 +212,7 @@ def test_no_number_is_no_price(reference, checkpoint):
         pytest.param(lambda p: p / 20, id="a twentieth of the nats"),
     ],
 )
-def test_probabilities_above_one_together_are_none(reference, checkpoint, served):
+def test_probabilities_whose_sum_exceeds_one_are_refused(reference, checkpoint, served):
     """As from a sum over a part of the vocabulary, which would give a cost of zero or below. A
     correct server has none."""
     surest = max(reference.prompts["capitals"].places, key=lambda surest: -surest.values[0])
@@ -271,7 +271,7 @@ def test_a_gate_that_would_never_be_red_is_refused(wrong):
     Price(rounding="checkpoint", gates=[{"metric": f"{KL}@d8192", "at_most": 1.0, **IN_NATS}])
 
 
-def test_what_was_not_measured_says_why(reference, checkpoint):
+def test_an_unmeasured_price_has_its_reason(reference, checkpoint):
     """With a context that is shorter than the exam, only the exam is lost."""
     server = Server(checkpoint, EXACT)
     exam = oracle_texts.exams()["canary"]
@@ -304,7 +304,7 @@ def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint
         price.refuse_rounded(before, "FILE")
 
 
-def test_a_price_is_that_of_a_rounding():
+def test_gates_of_a_price_belong_to_a_list_of_formats():
     required = Gate(metric=KL, unit="nats", at_most=0.1, source="this test")
     prices = [Price(rounding="kv=fp8,lm_head=mxfp4-ceil", gates=[required])]
     assert price.gates(prices, Rounding.parse("lm_head=mxfp4-ceil,kv=fp8")) == {KL: required}
@@ -324,7 +324,7 @@ def test_a_price_is_that_of_a_rounding():
         pytest.param("checkpoint", ALLOWING, False, id="checkpoint, ALLOWING, not is_red"),
     ],
 )
-def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
+def test_each_allowed_rounding_has_a_gate(monkeypatch, formats, limits, is_red):
     """Each allowed rounding has gates, because a cost without a gate cannot fail. `KL` has one."""
     way = formats and Rounding.parse(formats)
     gates = [{"metric": KL, "at_most": 1.0, **IN_NATS}]

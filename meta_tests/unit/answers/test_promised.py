@@ -85,7 +85,7 @@ def test_wrong_samples_are_noticed(name):
 
 
 @pytest.mark.parametrize("drafted", _slow(DRAFTED, lambda each: 1.0 not in each.values()), ids=repr)
-def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
+def test_samples_at_drafted_positions_are_judged(drafted):
     def change(body):
         wrong = {name: value for name, value in drafted.items() if body.get(name, 1.0) < 1}
         return body | {"drafted": wrong}
@@ -109,7 +109,7 @@ def test_equally_likely_tokens_are_no_false_alarm_of_the_temperature(monkeypatch
     check(TEMPERATURE, lambda body: body, seed)
 
 
-def test_what_an_engine_does_not_know_is_not_run():
+def test_a_parameter_unknown_to_the_engine_is_not_run():
     with pytest.raises(NotRun, match="min_p: not in the published API"):
         check("test_samples_keep_the_cut[min_p]", lambda body: body, 1, "openai")
     for parameter in ("bad_words", "allowed_token_ids"):
@@ -216,7 +216,7 @@ def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
     assert whole == promised.FALSE_ALARMS
 
 
-def test_a_tie_and_what_rounding_decides_are_not_judged():
+def test_ties_and_roundings_at_the_edge_are_not_judged():
     top = {"a": np.log(0.5), "b": np.log(0.2), "c": np.log(0.2), "d": np.log(0.1)}
     assert promised.remaining(top, "top_k", 2) == ({"a"}, {"d"})
     assert promised.remaining(top, "top_p", 0.6) == ({"a"}, {"d"})
@@ -262,7 +262,7 @@ def test_the_checks_of_a_server_share_their_greedy_chats():
 
 
 @pytest.mark.parametrize("form", ["streamed completion", "streamed chat"])
-def test_a_form_is_asked_no_more_once_its_answer_is_decided(form):
+def test_no_request_is_sent_after_the_decision_on_a_form(form):
     """Of 24 requests, 4 greedy and 4 cut ones decide, and as many hot ones as repeat the first."""
     sent = counted_requests(
         lambda sampler: sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
@@ -273,7 +273,7 @@ def test_a_form_is_asked_no_more_once_its_answer_is_decided(form):
 
 @pytest.mark.parametrize("rule", ["mostly_alike", "differing"])
 @pytest.mark.parametrize("kinds", [1, 2, 4, 8])
-def test_a_count_that_ends_early_decides_as_the_whole(rule, kinds):
+def test_counting_that_ends_early_gives_the_same_decision(rule, kinds):
     generator = random.Random(kinds)
     holds = getattr(sampling_forms, rule)
     for _ in range(500):

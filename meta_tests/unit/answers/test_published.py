@@ -90,14 +90,14 @@ def test_a_right_server_has_its_score(harness, tmp_path):
         pytest.param(Mock(side_effect=ZeroDivisionError), Unmet, "None", id="no answers"),
     ],
 )
-def test_a_wrong_server_has_not(harness, tmp_path, script, error, text):
+def test_a_wrong_server_fails_its_score(harness, tmp_path, script, error, text):
     with pytest.raises(error, match=text):
         judged(script, harness, tmp_path)
 
 
 @pytest.mark.slow("installs lm-evaluation-harness")
 @pytest.mark.timeout(900)
-def test_what_is_not_on_this_machine_is_named(harness, tmp_path, monkeypatch):
+def test_missing_data_sets_are_named(harness, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
     with pytest.raises(NotRun) as caught:
         judged(capital, harness, tmp_path, REAL)

@@ -22,12 +22,12 @@ GOOD = (
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_good_texts_trip_nothing(text):
+def test_good_texts_have_no_finding(text):
     assert sanity.signs(text) == []
     assert sanity.signs(text, list(text.split()), [-0.1] * len(text.split())) == []
 
 
-def test_counting_by_tokens_trips_nothing():
+def test_a_list_of_numbers_is_no_loop():
     """A comma, a space and a number, a hundred times: two of every three tokens repeat."""
     tokens = [token for n in range(100) for token in (",", " ", n)]
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []

@@ -107,7 +107,7 @@ def test_the_path_shows_it(server, path, formats):
         ),
     ],
 )
-def test_it_is_not_guessed(server, path, message):
+def test_unknown_formats_are_not_run(server, path, message):
     with pytest.raises(NotRun, match=f"does not show .*{message}.* name it with --rounding LIST"):
         read(server, path)
 

@@ -73,7 +73,7 @@ def case(name: str) -> Case:
         ("wrong-key", 200, "COMPLETION", "served", True),
     ],
 )
-def test_what_becomes_of_a_case(name, status, body, kind, fails):
+def test_each_answer_to_a_case_has_its_verdict(name, status, body, kind, fails):
     """By its answer; a row without a status has no answer."""
     first = answer(status, BODIES.get(str(body), body), failure="" if status else "no answer")
     problem = judged(case(name), first, WELL)

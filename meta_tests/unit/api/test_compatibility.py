@@ -91,7 +91,7 @@ def test_a_server_that_calls_its_tools_has_its_score(tmp_path):
         for each in itertools.product(FAULTS, (CHAT, RESPONSES))
     ],
 )
-def test_a_fault_of_one_api_is_red(tmp_path, name, path):
+def test_a_fault_of_one_api_fails(tmp_path, name, path):
     fault, text = FAULTS[name]
     scripts = (fault, right) if path == CHAT else (right, fault)
     with pytest.raises(Unmet) as caught:
@@ -122,7 +122,7 @@ def test_other_arguments_by_the_schema_are_counted_and_green(tmp_path):
     ],
     ids=["one tool of six", "too slow", "all of too few questions"],
 )
-def test_what_is_undecided_is_not_green(tmp_path, fault, update, text):
+def test_an_undecided_score_is_inconclusive(tmp_path, fault, update, text):
     with pytest.raises(Inconclusive, match=text):
         judged(right, fault, tmp_path, **update)
 
@@ -134,7 +134,7 @@ def test_an_engine_without_tools_in_responses_is_judged_by_chat(tmp_path):
         judged(FAULTS["no calls"][0], right, tmp_path, engine="sglang", **SHORT)
 
 
-def test_the_canary_says_why_it_is_not_asked(tmp_path):
+def test_the_canary_has_a_reason_without_tool_scores(tmp_path):
     assert "two tools" in CANARY.correctness.cannot["tool_scores"]
     with pytest.raises(NotRun, match="profile cpu-tiny-gpt-oss has no"):
         compatibility.judge(None, CANARY, tmp_path, str)

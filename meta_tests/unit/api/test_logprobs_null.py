@@ -147,7 +147,7 @@ def test_streamed_alternatives_are_parsed(value: object) -> None:
     [completion(COMPLETION), chat({"content": [ENTRY]})],
     ids=["completion", "chat"],
 )
-def test_whole_ones_are_healthy(body: dict[str, Any]) -> None:
+def test_complete_log_probabilities_pass(body: dict[str, Any]) -> None:
     for each in check(body):
         each()
     logprobs.of_a_stream_are_whole(streamed(body))

@@ -112,7 +112,7 @@ def test_another_rendering_is_seen_and_named(conversation, old, new, said):
 
 
 @pytest.mark.parametrize("case", [c.id for c in chats.load_chats() if "special" in c.id])
-def test_control_tokens_made_of_text_are_seen(case):
+def test_control_tokens_made_from_user_text_fail(case):
     text = decode(rendering.rendered(chats.find_chat(case), TODAY))
     with pytest.raises(AssertionError, match="expected "):
         hold(case, encode(text))

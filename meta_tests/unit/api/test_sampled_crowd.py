@@ -64,7 +64,7 @@ def noticed(fault: str, run: int) -> list[str]:
         pytest.param("one seed for all", marks=pytest.mark.slow),
     ],
 )
-def test_what_is_sampled_wrongly_under_load_alone_is_noticed(fault):
+def test_wrong_samples_under_load_only_are_noticed(fault):
     assert sum(bool(noticed(fault, run)) for run in range(20)) >= 19
 
 

@@ -53,7 +53,7 @@ def test_an_unknown_event_names_itself():
         pytest.param((), id="nothing"),
     ],
 )
-def test_what_is_no_error_object_is_noticed(body):
+def test_an_invalid_error_object_is_noticed(body):
     assert schema.violations("error", body)
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_error_object_is_noticed(body):
         ),
     ],
 )
-def test_what_must_hold_in_every_completion(changes, fault):
+def test_each_broken_rule_of_completions_is_noticed(changes, fault):
     broken = altered(COMPLETION, changes)
     assert fault in "; ".join(invariants.of_completion(broken, REQUEST, hidden=True))
 
@@ -142,7 +142,7 @@ def test_a_header_in_a_message_is_noticed():
         assert invariants.of_message(message, "stop", REQUEST) == []
 
 
-def test_what_became_required_later_is_not_asked_of_an_older_engine() -> None:
+def test_fields_required_later_are_not_required_of_older_engines() -> None:
     """vLLM 0.24 on an H100 with openai 3.54: a healthy server failed."""
     response = json.loads(text_file("response.json"))
     assert schema.violations("response", response) == []

@@ -142,7 +142,7 @@ def test_merged_choices_are_kept_apart():
         pytest.param("\n", "", id="a line end"),
     ],
 )
-def test_what_comes_after_the_last_whole_event_is_judged(tail, fault):
+def test_an_incomplete_last_event_is_judged(tail, fault):
     """A client drops an incomplete event at the end; a server that sends one still fails."""
     lines = wrong(sse(CHUNKS, end=tail))
     assert fault in lines if fault else not lines, lines

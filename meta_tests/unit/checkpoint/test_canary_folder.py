@@ -93,7 +93,7 @@ def test_two_runs_at_once_build_it_once(slow, tmp_path):
     assert sum("waiting for another process" in line for line in lines) == 2
 
 
-def test_what_a_killed_build_left_is_removed(slow, tmp_path):
+def test_files_of_a_killed_build_are_removed(slow, tmp_path):
     left = tmp_path / ".bf16.draft.abc"
     left.mkdir()
     (left / "model.safetensors").write_bytes(bytes(1000))

@@ -77,7 +77,7 @@ def test_says_fp8_and_the_experts_have_4_bits(tmp_path):
     assert "model.layers.3.mlp.experts.0.gate_proj.weight I8 [2048, 3584]" in found[0].evidence
 
 
-def test_a_label_that_tells_the_format_of_the_experts_is_true(tmp_path):
+def test_a_label_with_the_format_of_the_experts_is_accepted(tmp_path):
     public = small("deepseek-ai/DeepSeek-R1")
     assert facts_of(public, tmp_path / "in label", fp8_as_packed_fp4, expert_dtype="fp4") == ()
     public = small("deepseek-ai/DeepSeek-R1")
@@ -153,7 +153,9 @@ def test_a_label_that_tells_the_format_of_the_experts_is_true(tmp_path):
         ),
     ],
 )
-def test_a_lie_is_named_with_its_layers(name, change, label, about, required, observed, tmp_path):
+def test_a_wrong_label_is_named_with_its_layers(
+    name, change, label, about, required, observed, tmp_path
+):
     found = {fact.about: fact for fact in facts_of(small(name), tmp_path, change, **label)}
     assert about in found, found
     assert found[about].required.startswith(f"{required} (")
@@ -166,7 +168,7 @@ def test_pruned_experts_contradict_the_configuration(tmp_path):
     assert (fact.about, fact.limit, fact.value) == ("experts", 16, 12)
 
 
-def test_a_few_matrices_that_an_engine_knows_are_a_note(tmp_path):
+def test_unlisted_matrices_known_to_engines_give_only_a_note(tmp_path):
     """DeepSeek-V4 has its compressor in BF16, and its label does not list it as an exception."""
 
     def with_compressor(name: str, entry: Entry) -> dict[str, Entry]:

@@ -58,7 +58,7 @@ def test_files_that_the_index_does_not_name_do_not_count(folder):
         pytest.param(struct.pack("<Q", 11) + b'{"a": {}  }', id="no place"),
     ],
 )
-def test_what_is_no_header_is_one_line(content, tmp_path):
+def test_an_invalid_header_gives_one_line(content, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(Sm121Error, match="expected a header of safetensors"):
         safetensors_header.read(tmp_path)

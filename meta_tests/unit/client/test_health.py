@@ -239,7 +239,7 @@ def test_a_secret_in_the_address_is_refused_and_not_shown(address, capsys):
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "ключ"])
-def test_a_key_that_is_none_is_no_fault_of_the_server(key, monkeypatch, capsys):
+def test_an_invalid_key_in_the_environment_is_refused(key, monkeypatch, capsys):
     monkeypatch.delenv("SM121_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", key)
     assert cli.main(["health", "http://127.0.0.1:1"]) == 4

@@ -32,7 +32,7 @@ ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
 JOB = Job("x", {"prompt": "x"}, 4)
 
 
-def test_what_is_in_flight_can_be_asked_while_it_changes():
+def test_in_flight_requests_can_be_listed_while_they_change():
     client = LoadClient(ENDPOINT, Patience(1, 1))
     ended = threading.Event()
 
@@ -154,7 +154,7 @@ def test_only_the_profile_of_the_cpu_sends_fewer_requests():
         (25.0, None, 25.1, 0.1),
     ],
 )
-def test_how_long_a_client_waits_for_word_of_the_stop(started, last, ended, silent):
+def test_seconds_a_client_waits_after_the_stop(started, last, ended, silent):
     outcome = JobOutcome(1, JOB, started=started, last=last, ended=ended)
     assert restart.silent_after(outcome, 20.0) == pytest.approx(silent)
 
@@ -204,7 +204,7 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
 
 
 @pytest.mark.parametrize(("ends_by_itself", "decided"), [(True, False), (False, True)])
-def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, decided):
+def test_a_stop_counts_only_while_requests_run(begin, monkeypatch, ends_by_itself, decided):
     """The stop must happen while requests are running and after some have ended."""
     monkeypatch.setattr(aftermath, "read_throughput", lambda *_arguments: None)
     monkeypatch.setattr(LoadPlayer, "take", lambda _self, _source, count: [JOB] * count)

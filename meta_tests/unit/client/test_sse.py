@@ -50,7 +50,7 @@ def test_every_byte_alone(end):
     assert events(*(bytes([byte]) for byte in body)) == ["1", "2"]
 
 
-def test_an_event_is_given_with_the_read_that_ends_it():
+def test_an_event_is_returned_with_the_read_that_completes_it():
     assert events(b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n") == ["1\n2"]
     parser = EventParser()
     assert list(parser.feed(b"data: 1\r\n\r")) == [b"1"]
@@ -74,7 +74,7 @@ def test_fields(body, expected):
     assert events(body.encode()) == [*expected]
 
 
-def test_a_line_that_is_no_field_is_kept_for_who_judges():
+def test_malformed_lines_of_a_stream_are_kept():
     parser = EventParser()
     assert list(parser.feed(b'what\n{"a": 1}\n:x\nid: 1\ndata: 1\n\n')) == [b"1"]
     assert parser.malformed == [b"what", b'{"a": 1}']

@@ -180,7 +180,7 @@ def reasons(check, *arguments, **more) -> list[str]:
         pytest.param(answer(event(""), event("")), "no_tokens", id="answer event event, no_tokens"),
     ],
 )
-def test_account_of_tokens(made, reason):
+def test_token_counts_of_an_answer(made, reason):
     clock = timing.clock_of([made])
     assert reasons(validity.check_answers, [made], clock) == [reason] * bool(reason)
 
@@ -327,7 +327,7 @@ def test_the_untimed_twin_holds_usage_against_ids():
         assert len(findings.unproven) == unproven
 
 
-def test_what_is_timed_asks_for_nothing_heavy():
+def test_timed_requests_have_no_option_that_enlarges_chunks():
     body = json.loads(completion("m", [1, 2], prompt_tokens=2, tokens=8).body)
     heavy = "return_token_ids logprobs prompt_logprobs echo return_tokens_as_token_ids"
     assert not {*heavy.split()} & set(body)
@@ -351,7 +351,7 @@ def test_a_clock_that_stood_still_is_noticed():
         assert reasons(validity.check_client, [batch]) == expected
 
 
-def test_a_delay_of_our_own_is_seen_where_it_matters():
+def test_delays_of_the_client_count_only_at_used_timestamps():
     watch = LagWatch()
     watch.late = [(1_000_000_000, 40_000_000)]
     assert watch.at(999_000_000) == 40_000_000
@@ -394,7 +394,7 @@ H100_LONG = ((17.6, 2.49), (19.6, 2.66), (44.2, 1.84), (15.2, 1.78), (15.7, 1.85
 H100_SHORT = (30.1, 30.8, 32.8)
 
 
-def test_second_clock_bears_a_rate_that_changes_from_answer_to_answer():
+def test_second_clock_accepts_rates_that_differ_between_answers():
     """A GPU whose clock was still rising: 402, 376, 543, 562, 540 tok/s, with short answers
     between."""
     long = []
@@ -407,7 +407,7 @@ def test_second_clock_bears_a_rate_that_changes_from_answer_to_answer():
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.02, 0.10])
-def test_drift_is_found_and_not_imagined(noise):
+def test_drift_is_found_and_noise_is_not(noise):
     generator = np.random.default_rng(5)
     steady = [52 * (1 + noise * generator.standard_normal(12)) for _ in range(1000)]
     assert sum(rate_checks.drift(list(rates)) is not None for rates in steady) <= 1
@@ -417,7 +417,7 @@ def test_drift_is_found_and_not_imagined(noise):
     assert findings.invalid and "5 rounds" in findings.invalid[0].evidence
 
 
-def test_warm_is_flat_and_not_just_lucky():
+def test_a_warm_up_ends_after_two_equal_times():
     assert not cells.is_flat([3.0], 0.1)
     assert not cells.is_flat([9.0, 3.0], 0.1)
     assert cells.is_flat([9.0, 3.0, 3.1], 0.1)

@@ -84,7 +84,7 @@ NOT_NEEDED = [
 
 
 @pytest.mark.parametrize("module", NOT_NEEDED)
-def test_what_it_does_not_need_is_blocked(alone, module):
+def test_packages_that_the_clock_does_not_need_are_blocked(alone, module):
     command = [sys.executable, "-c", f"import {module}"]
     done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr

@@ -88,7 +88,7 @@ def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, name
         pytest.param((), "no device code", id="no device code"),
     ],
 )
-def test_what_is_acceptable_in_a_build_for_gb10(images, words):
+def test_which_device_code_is_accepted_in_a_build_for_gb10(images, words):
     made = [Image(k, arch(a)) for k, a in map(str.split, images)]  # type: ignore[arg-type]
     reasons = rules.unacceptable_images(made, GB10)
     assert (not reasons) if words is None else (words in "; ".join(reasons)), reasons

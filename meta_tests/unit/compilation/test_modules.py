@@ -39,7 +39,7 @@ def test_spellings_of_an_architecture(text):
 
 
 @pytest.mark.parametrize("text", ["", "12.1b", "sm121x", "twelve", "1", "12.1a 12.0f"])
-def test_what_is_no_architecture_is_refused(text):
+def test_an_invalid_architecture_is_refused(text):
     with pytest.raises(errors.UsageError, match="expected the form"):
         arch(text)
 
@@ -135,7 +135,7 @@ def test_plain_sm121_moe_gemm_compiled_here(tools, tmp_path):
     assert "1 of 1 kernels only trap" in plain.reason
 
 
-def test_a_guard_that_can_be_passed_is_no_trap():
+def test_a_trap_behind_a_condition_is_no_trapping_kernel():
     kernels = list(sass.parse(text_file("guarded.sass").splitlines(), "made up"))
     assert [kernel.name for kernel in kernels] == ["asserting", "branching"]
     assert not any(kernel.only_traps for kernel in kernels)

@@ -40,13 +40,13 @@ def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
         ),
     ],
 )
-def test_what_was_asked_for_is_never_run_on_something_else(run_pytest, arguments):
+def test_another_architecture_than_requested_is_not_run(run_pytest, arguments):
     status, run = run_pytest(*arguments, SMOKE)
     assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
     assert run.verdict["starts"] == []
 
 
-def test_not_an_architecture_is_no_question_of_it(run_pytest, fault_server):
+def test_a_negated_architecture_requests_none(run_pytest, fault_server):
     server = fault_server()
     status, run = run_pytest(
         "-m", "not sm121", *server.options, "meta_tests/whole/scenarios/verdicts.py"

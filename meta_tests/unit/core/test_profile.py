@@ -82,7 +82,7 @@ def test_tables_merge_and_lists_and_statements_replace(tmp_path):
     assert child.box.bandwidth_gb_s == parent.box.bandwidth_gb_s
 
 
-def test_what_resolved_is_what_counts(tmp_path):
+def test_a_profile_is_its_merged_values(tmp_path):
     """A profile that extends another equals one that states everything; a profile that extends the
     first has both."""
     parent = written(tmp_path, "parent")
@@ -100,7 +100,7 @@ def test_what_resolved_is_what_counts(tmp_path):
     assert "extends sm121-gpt-oss-120b" in profile_label("ours", fingerprint)
 
 
-def test_whoever_says_what_is_judged_is_judged_by_it(tmp_path):
+def test_under_test_of_a_profile_decides_the_tested_configuration(tmp_path):
     text = 'name = "mine"\nextends = "sm121-gpt-oss-120b"\n'
     stock = profile.load(written(tmp_path, "stock", f'{text}under_test = "stock"\n'))
     assert stock.judging(identity="0.14.0+mxfp4").under_test == "stock"
@@ -316,7 +316,7 @@ def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
         waivers.load(waiver_file(tmp_path, test, days=days))
 
 
-def test_what_the_shipped_profiles_certify():
+def test_certified_levels_of_the_shipped_profiles():
     """The GB10 profile certifies all levels; the others those that their machines allow."""
     certified = {name: profile.load(name).certify for name in profile.shipped()}
     assert certified["sm121-gpt-oss-120b"].levels == profile_fields.LEVELS

@@ -33,7 +33,7 @@ from sm121.run.verdict_file import (
         pytest.param(("INVALID", "FAIL", "PASS"), "FAIL", id="INVALID FAIL PASS, FAIL"),
     ],
 )
-def test_the_worst_counts_and_nothing_is_not_run(parts, whole):
+def test_the_worst_verdict_counts_and_no_verdict_is_not_run(parts, whole):
     assert worst([Verdict(part) for part in parts]) == whole
 
 
@@ -200,7 +200,7 @@ def test_a_fact_is_one_line_for_people(fields, text):
     assert json.loads(report.model_dump_json())["unmet"][0]["about"] == fact.about
 
 
-def test_what_is_raised_carries_its_facts():
+def test_raised_failures_carry_their_facts():
     with pytest.raises(Unmet, match="expected 1, got 2") as raised:
         require(False, 1, 2)
     assert facts_of(raised.value) == [Fact("1", "2")]
@@ -213,7 +213,7 @@ def test_what_is_raised_carries_its_facts():
     require_none([])
 
 
-def test_a_case_that_fails_hides_no_other_one():
+def test_all_failed_cases_are_reported():
     with pytest.raises(Unmet) as raised:
         require_each(lambda city, text: require(city in text, city, text), "abca", "xbyx")
     assert raised.value.facts == (Fact("a", "x"), Fact("c", "y"))

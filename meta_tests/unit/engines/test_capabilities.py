@@ -152,7 +152,7 @@ def test_replicas_behind_one_address_are_said_before_the_first_test(starts, vers
     assert (text or "") in obstacle
 
 
-def test_the_user_knows_better(answering):
+def test_a_given_engine_overrides_the_detected_one(answering):
     server = answering({"/v1/models": owned_by("vllm"), "/props": {"build_info": "b7"}})
     detected = detection.detect(server, "llama-cpp")
     assert (detected.engine, detected.version) == ("llama-cpp", "b7")
@@ -245,12 +245,12 @@ def test_every_engine_answers_to_everything_and_says_why():
         pytest.param("/v1/responses", {}, "responses", id="/v1/responses, responses"),
     ],
 )
-def test_a_request_says_what_it_needs(path, body, name):
+def test_the_abilities_that_a_request_needs(path, body, name):
     assert name in capabilities.needed(path, body)
     assert name not in capabilities.needed("/v1/completions", {"prompt": "a"})
 
 
-def test_what_the_engine_cannot_do_is_not_sent():
+def test_requests_that_the_engine_does_not_support_are_not_sent():
     """Neither by the SDK nor by the suite's client: no server listens at that address."""
     endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
     llama = capabilities.of("llama-cpp", "b7")
@@ -320,7 +320,7 @@ def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, r
     assert run.verdict["engine"]["name"] == "llama-cpp"
 
 
-def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed(fault_server, run_pytest):
+def test_known_bugs_are_shown_with_their_issue_and_close_the_range(fault_server, run_pytest):
     _, run = run_pytest(
         "--arch", "cpu", *fault_server("old").options,
         "--engine", "vllm", "meta_tests/whole/scenarios/known_bugs.py",
@@ -339,7 +339,7 @@ def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed(fault_ser
     assert not closed, "0.29 is not in a range whose test holds here"
 
 
-def test_what_is_known_of_releases():
+def test_known_bugs_of_releases():
     test = "tests/test_correctness.py::test_a_tool_can_be_required"
     for version, source in (("0.26.0", "vllm/issues/44216"), ("0.27.0", "vllm/pull/56252")):
         assert source in capabilities.of("vllm", version).bugs(test)[0].source
@@ -352,7 +352,7 @@ def test_what_is_known_of_releases():
     assert not bug.mended_by("tests/test_correctness.py::test_a_tool_can_be_named")
 
 
-def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
+def test_an_ability_missing_in_the_profile_is_not_run(fault_server, run_pytest):
     attached = ("--arch", "cpu", *fault_server().options)
     _, run = run_pytest(*attached, "tests/test_correctness.py", "-k", "in_parallel")
     (test,) = run.verdict["tests"]

@@ -56,7 +56,7 @@ def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
     assert attention in (gb10.path_of("stock").attention or ())
 
 
-def test_what_would_run_is_shown_where_no_engine_is(tmp_path):
+def test_collect_only_needs_no_engine(tmp_path):
     """``--collect-only`` needs no engine; a run reports a missing one when it opens."""
     settings = Settings(
         target=GivenTarget(arch="cpu", profile=CPU),
@@ -132,7 +132,7 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
-def test_a_build_of_no_known_release_may_take_any_path_and_gets_what_its_parser_has(name):
+def test_an_unknown_build_may_have_any_path_and_gets_options_of_its_parser(name):
     """It was taken for the newest release, whose path and arguments it had to have."""
     for version in (SOURCE_BUILD, None):
         gb10 = GB10.judging(name, builds.identity(version))
@@ -212,7 +212,7 @@ def test_a_parser_is_asked_where_the_version_does_not_tell(version, settled):
 
 
 @pytest.mark.parametrize("version", ["0.0.0", "0.0.0+cu130", "0.0", "0.1.dev1+g0a1b2c3", "dev"])
-def test_what_names_no_release_is_of_no_known_release(version):
+def test_a_version_without_a_release_is_unknown(version):
     assert builds.identity(version) is None and not builds.is_settled(version)
 
 
@@ -264,7 +264,7 @@ def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity)
     assert builds_of("0.14.1", None) == builds_of(SOURCE_BUILD, None) == []
 
 
-def test_what_goes_by_release_goes_by_the_builds_base():
+def test_a_build_has_the_bugs_and_abilities_of_its_base_release():
     can = capabilities.of("vllm", "0.1.dev12770+g045293d82.d20260810")
     assert can.can("regex") and can.deviation("wrong-key", "no_error_object")
     assert can.bugs("tests/test_correctness.py::test_regex_is_kept")
@@ -417,7 +417,7 @@ OPENAPI = {
 }
 
 
-def test_a_build_of_a_checkout_is_asked_what_it_can():
+def test_abilities_of_a_checkout_come_from_its_openapi():
     """`0.1.dev16581` sorts before every release, and was taken for the newest."""
     offers = capabilities.offered(OPENAPI)
     checkout = capabilities.of("vllm", SOURCE_BUILD, offers=offers)

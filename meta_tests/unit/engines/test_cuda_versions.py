@@ -108,7 +108,7 @@ def test_a_driver_that_is_as_new_is_no_finding(driver, toolkit, monkeypatch, tmp
     [("13.0", None), (None, 12080), ("of the vendor", 12080)],
     ids=["no driver", "torch without CUDA", "torch of an unknown CUDA"],
 )
-def test_what_is_not_known_is_no_finding(toolkit, of_nvml, monkeypatch, tmp_path):
+def test_unknown_versions_give_no_finding(toolkit, of_nvml, monkeypatch, tmp_path):
     versions = look(monkeypatch, environment_of(tmp_path, toolkit), of_nvml)
     assert versions.driver is None or versions.toolkit is None
     assert findings(versions) == []
@@ -120,7 +120,7 @@ def test_the_library_of_cuda_compat_counts_as_the_driver(monkeypatch, tmp_path):
     assert findings(versions) == []
 
 
-def test_a_library_that_is_no_driver_is_passed_over(monkeypatch, tmp_path):
+def test_a_stub_of_the_driver_library_is_ignored(monkeypatch, tmp_path):
     environment = environment_of(tmp_path, "13.0")
     (tmp_path / "libcuda.so.1").write_text("a stub")
     (finding,) = findings(look(monkeypatch, environment, 12080))
@@ -185,7 +185,7 @@ def test_a_spark_on_its_floors_has_no_finding(versions):
     ],
     ids=["driver and toolkit", "toolkit", "cuDNN", "9.9 is older than 9.14"],
 )
-def test_what_is_below_a_floor_is_one_line_each(versions, says):
+def test_each_version_below_its_minimum_gives_one_line(versions, says):
     found_here = floors(of_texts(*versions))
     assert [each.severity for each in found_here] == ["warning"] * len(says)
     for finding, words in zip(found_here, says, strict=True):

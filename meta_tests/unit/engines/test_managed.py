@@ -279,7 +279,7 @@ def test_a_stolen_port_is_retried_and_is_a_typed_error_where_each_is_stolen(
     assert failed_start(make("none"), PortTaken)[1] == "port"
 
 
-def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monkeypatch):
+def test_another_server_on_the_chosen_port_is_detected(make, fault_server, monkeypatch):
     other = fault_server("none", key="")
     port = int(other.base_url.rsplit(":", 1)[1])
     monkeypatch.setattr(ports, "free_port", lambda: port)

@@ -226,9 +226,7 @@ def nvml(used: int | None, compute: dict[int | str, int | None], gpus: int = 1) 
         ),
     ],
 )
-def test_what_processes_hold_is_known_only_where_all_are_seen(
-    monkeypatch, driver, namespace, found
-):
+def test_memory_by_process_needs_a_view_of_all_processes(monkeypatch, driver, namespace, found):
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setattr(memory, "_namespace", lambda: namespace)
     assert memory._device_use() == found
@@ -264,7 +262,7 @@ def test_what_processes_hold_is_known_only_where_all_are_seen(
         ),
     ],
 )
-def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
+def test_device_memory_of_a_process_tree(monkeypatch, driver, held, source):
     if held in (100, None):
         driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
     monkeypatch.setitem(sys.modules, "pynvml", driver)
@@ -296,7 +294,7 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
         ),
     ],
 )
-def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, source):
+def test_total_memory_of_a_server(monkeypatch, before, after, device, total, source):
     """Of a model with 66 GiB on the device, the host holds 6."""
     available = [50, 10]
     machine = SimpleNamespace(
@@ -338,7 +336,9 @@ def test_a_comparison_has_the_memory_of_the_device_beside_the_whole(monkeypatch)
         pytest.param(nvml(100, {}, gpus=0), True, None, "not known", id="a silent driver"),
     ],
 )
-def test_what_the_driver_cannot_tell_is_not_known(monkeypatch, driver, gpu, total, source):
+def test_device_memory_that_the_driver_does_not_report_is_unknown(
+    monkeypatch, driver, gpu, total, source
+):
     """Without a GPU, only the resident memory counts."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     memory_of_server = ServerMemoryReader(gpu=gpu).read({8}, 10)
@@ -346,7 +346,7 @@ def test_what_the_driver_cannot_tell_is_not_known(monkeypatch, driver, gpu, tota
     assert source in memory_of_server.source
 
 
-def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
+def test_device_memory_is_unknown_with_several_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml(100, {9: 50}, gpus=2))
     monkeypatch.setenv("PATH", "")
     tree = ServerDeviceMemory()
@@ -361,7 +361,7 @@ def hearing_of_stops() -> tuple[Servers, list[str]]:
     return Servers(target=None, record=record, configurations=None), remarks
 
 
-def test_what_a_server_has_left_fails_the_run_whichever_it_was():
+def test_leftovers_of_any_server_fail_the_run():
     """Also a server in the middle, and if the next one with its name stopped cleanly."""
     run, _ = hearing_of_stops()
     core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
@@ -382,7 +382,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
         ("end of the run::server-marlin", False),
     ],
 )
-def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
+def test_leftovers_of_a_server_do_not_stop_later_levels(identity, gated):
     failed = TestReport(id=identity, level="smoke", verdict="FAIL")
     session = SimpleNamespace(run=stand_in(ledger=[failed], aborted=None, halted=None))
     why = outcomes.why_not(session, SimpleNamespace(stash={stash.LEVEL: "matrix"}))
@@ -462,7 +462,7 @@ def test_the_memory_of_another_node_is_said_with_its_name():
     assert ours.with_other(Returned(2), "node 1") == Returned(missing_bytes=3)
 
 
-def test_where_all_processes_are_seen_a_leak_is_proven():
+def test_a_leak_is_proven_if_all_processes_are_visible():
     assert stopped_with(2, seen=True) == (["FAIL"], [])
 
 

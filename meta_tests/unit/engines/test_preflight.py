@@ -186,7 +186,7 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
         ),
     ],
 )
-def test_what_is_told_of_a_start(start, options, tells, tells_not, exactly):
+def test_findings_of_a_start(start, options, tells, tells_not, exactly):
     """Rules of a build, a release and an architecture stay there. `start`: its arguments and its
     environment, else good ones."""
     names = checks(found(*start or (), **options or {}))

@@ -152,9 +152,7 @@ def test_compilers_where_flashinfer_finds_them(tmp_path):
         ),
     ],
 )
-def test_how_many_compilers_a_start_may_run_at_the_same_time(
-    monkeypatch, gib, needs, arguments, variables, bounds
-):
+def test_number_of_compiler_jobs_of_a_start(monkeypatch, gib, needs, arguments, variables, bounds):
     """By the memory beside the weights; the attention's compilers are small: one per core. If
     nothing is compiled, nothing is set, and the user's values stay."""
     available(monkeypatch, gib or SPARK)

@@ -376,7 +376,7 @@ from meta_tests.unit.engines.preflight_starts import CUTLASS, SPARK, available, 
         ),
     ],
 )
-def test_what_a_cache_of_compiled_modules_and_the_jobs_come_to(
+def test_findings_about_compiled_modules_and_compiler_jobs(
     tmp_path, monkeypatch, gib, built, without, arguments, variables, found, said, not_said
 ):
     """More jobs than fit are refused before anything starts; the number is never changed. vLLM

@@ -239,7 +239,7 @@ def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
     assert "the operator of spark2" in fault.cause.owner
 
 
-def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server, places):
+def test_leftovers_on_the_cluster_are_named(monkeypatch, server, places):
     answers = iter([CLUSTER, altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]}), CLUSTER])
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: next(answers))
     assert server.stop().clean, "an actor takes a moment to end"

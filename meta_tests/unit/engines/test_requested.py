@@ -33,7 +33,7 @@ FULFILLED = (
 
 
 @pytest.mark.parametrize("arguments", FULFILLED, ids=" ".join)
-def test_what_ran_as_asked_is_no_difference(arguments):
+def test_requested_values_that_ran_are_resolved(arguments):
     path = read_lines(GB10_LOG)
     assert states(path, *arguments) == ["resolved"]
 
@@ -108,7 +108,7 @@ def test_what_ran_as_asked_is_no_difference(arguments):
         ),
     ],
 )
-def test_what_did_not_run_as_asked_is_named(arguments, field, resolved):
+def test_a_requested_value_that_did_not_run_is_named(arguments, field, resolved):
     path = read_lines(GB10_LOG)
     (wrong,) = differences(configuration(*arguments), path, {})
     assert field in wrong
@@ -351,7 +351,7 @@ def test_every_rule_is_seen_to_fail():
         ),
     ],
 )
-def test_what_becomes_of_a_request(path, arguments, environment, becomes):
+def test_state_of_each_requested_value(path, arguments, environment, becomes):
     """Variables of the experts, both names of a layout, proven layers, and others."""
     assert states(path_with(path), *arguments or (), **environment or {}) == [*becomes]
 

@@ -50,7 +50,7 @@ CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
         pytest.param(None, None, "not_proven", ("different",), id="not_proven, different"),
     ],
 )
-def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
+def test_version_ranges_use_the_version_of_the_build(version, build, variable, argument):
     path = KernelPath(
         attention="TRITON_ATTN", moe="MARLIN", log=LogStart(version=version, build=build)
     )
@@ -162,7 +162,7 @@ def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
         ),
     ],
 )
-def test_what_the_mxfp4_build_is_asked_for(arguments, environment, moe, state):
+def test_requested_values_of_the_mxfp4_build(arguments, environment, moe, state):
     """Its own variables need not be in its list of variables; it warns about none."""
     path = KernelPath(moe=moe, log=LogStart(version=BUILD))
     (report,) = compared(path, *arguments, **environment)
@@ -172,7 +172,7 @@ def test_what_the_mxfp4_build_is_asked_for(arguments, environment, moe, state):
     assert ("no effect in this build" in report.message) == (state == "not_applicable")
 
 
-def test_a_name_that_became_auto_is_named_by_its_line():
+def test_an_unknown_name_replaced_by_auto_is_a_difference():
     unknown = "Unknown backend 'CUTLAS' from --mxfp4-backend. Valid options: cutlass. Using auto."
     lines = (unknown, "SM121 auto-selected: cutlass")
     path = read_lines([f"{CORE}[mxfp4.py:1] [MXFP4] {line}" for line in lines])

@@ -62,7 +62,7 @@ def test_arguments_that_are_no_literal_ask_for_nothing(text):
     assert of_log(text, *GB10_LOG) == {}
 
 
-def test_what_nobody_asks_or_shows_is_no_difference():
+def test_values_neither_requested_nor_logged_are_no_difference():
     assert requested.of_log(read_lines(GB10_LOG), "vllm").requested == []
     assert requested.of_log(KernelPath(), "llama-cpp").requested == []
     (report,) = compared(KernelPath(), "--block-size", "64")
@@ -159,7 +159,7 @@ NOT_OF_IMAGES = (
 )
 
 
-def test_what_a_build_was_told_is_no_mistake_of_the_server():
+def test_variables_set_by_an_image_are_no_mistake():
     """The engine warns about a variable that its image's build set; a variable that only looks
     similar is the user's mistake."""
     path = KernelPath(unknown_env=[*OF_IMAGES, *OF_SERVICES, *NOT_OF_IMAGES])

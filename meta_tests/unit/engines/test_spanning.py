@@ -111,7 +111,7 @@ def test_state_that_passes_is_no_fault(fault_of, states):
     assert fault_of(*states, within_s=WITHOUT_A_FAULT_S) is None
 
 
-def test_a_node_that_reports_no_more_is_silent(fault_of):
+def test_a_node_without_reports_is_a_fault(fault_of):
     fault = fault_of({}, silent_after_s=PATIENCE_S)
     assert fault is not None and "it has sent nothing for 0 s" in fault.cause.summary, fault
 

@@ -76,7 +76,7 @@ def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
     assert not machine.cache.exists()
 
 
-def test_what_is_missing_is_compiled_within_bounds(machine, capsys, monkeypatch):
+def test_missing_modules_are_compiled_within_the_memory(machine, capsys, monkeypatch):
     words = ("--engine-python", machine.python(), "--module", "xqa_decode")
     assert warm(*words) == 0
     ((module, environment),) = [
@@ -199,7 +199,7 @@ def test_experts_that_are_not_built_are_named(machine, capsys, monkeypatch, cach
         pytest.param([], [], id="a release"),
     ],
 )
-def test_what_a_start_compiles_beside_the_modules_is_known(arguments, names):
+def test_modules_that_a_start_compiles_in_addition(arguments, names):
     assert [each.name for each in jit.unbuilt(arguments)] == names
 
 
@@ -269,7 +269,9 @@ def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys)
         (12, None, "9.3 GiB for a compile job"),
     ],
 )
-def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib, tool, why):
+def test_modules_that_cannot_be_compiled_here_have_a_reason(
+    machine, capsys, monkeypatch, gib, tool, why
+):
     machine.memory(monkeypatch, gib)
     if tool:
         (machine.tools / tool).unlink()
@@ -279,7 +281,7 @@ def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib,
     assert not machine.cache.exists()
 
 
-def test_what_was_compiled_for_another_architecture_is_not_there(machine, capsys):
+def test_modules_of_another_architecture_count_as_missing(machine, capsys):
     arguments = ("--module", "xqa_decode", "--engine-env", "FLASHINFER_CUDA_ARCH_LIST=12.0a")
     assert warm("--engine-python", machine.python(), *arguments) == 1
     output = capsys.readouterr().out

@@ -239,7 +239,7 @@ def test_what_looks_like_a_secret_is_blanked(text):
         "Using 'MARLIN' Mxfp4 MoE backend.",
     ],
 )
-def test_what_is_no_secret_stays(text):
+def test_texts_without_a_secret_stay(text):
     assert redact(text) == text
 
 
@@ -389,7 +389,7 @@ def test_an_editable_install_is_an_install(layout, tmp_path):
     assert layout.wrong(PYTHONPATH=f"{tmp_path}/source") == [], "it is named twice"
 
 
-def test_what_only_pythonpath_or_the_working_directory_has_is_misplaced(layout, tmp_path):
+def test_packages_found_by_pythonpath_or_working_directory_are_misplaced(layout, tmp_path):
     layout.package(layout.packages / "vllm")
     layout.package(tmp_path / "elsewhere" / "vllm")
     (line,) = layout.wrong(PYTHONPATH=f"{tmp_path}/elsewhere")

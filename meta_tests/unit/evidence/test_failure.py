@@ -76,7 +76,7 @@ def test_error_answer_of_a_server_is_explained() -> None:
     assert explain("AssertionError: expected 500 tokens, got 499") is None
 
 
-def test_why_each_kernel_refused_is_told() -> None:
+def test_the_reason_of_each_refused_kernel_is_shown() -> None:
     for lines in (
         CASES["no_kernel_for_layer"],
         PUBLISHED["the reasons are wrapped by the poster"]["lines"],
@@ -115,7 +115,9 @@ def test_why_each_kernel_refused_is_told() -> None:
         ),
     ],
 )
-def test_messenger_is_not_blamed(cause: list[str], messenger: list[str]) -> None:
+def test_a_line_that_reports_another_process_is_not_the_cause(
+    cause: list[str], messenger: list[str]
+) -> None:
     for lines in ([*cause, *messenger], [*messenger, *cause]):
         assert classify_lines([*lines, *AFTERMATH], 1).kind == classify_lines(cause, 1).kind
 

@@ -260,7 +260,9 @@ def test_skew_names_the_command_of_the_release(needed: str, command: str) -> Non
         ("sm_120f", False),
     ],
 )
-def test_suffix_is_advised_to_a_target_without_one(target: str, helps: bool, prefix: str) -> None:
+def test_the_remedy_adds_the_missing_architecture_suffix(
+    target: str, helps: bool, prefix: str
+) -> None:
     line = (
         f"{prefix}ptxas application ptx input, line 4; error   : Feature 'tcgen05' not supported "
         f"on .target '{target}'"
@@ -307,7 +309,7 @@ def test_ignored_kernel_package_is_a_fallback() -> None:
         ),
     ],
 )
-def test_what_only_looks_like_one_is_none(line: str) -> None:
+def test_lines_that_resemble_a_failure_are_none(line: str) -> None:
     assert read_lines([line]).failure is None
 
 

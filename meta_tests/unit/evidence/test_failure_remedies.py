@@ -236,7 +236,7 @@ def test_remedy_names_what_helped(lines: list[str], kind: str, helped: str) -> N
     assert helped in (cause.remedy or "")
 
 
-def test_skew_of_tvm_ffi_is_not_mended_by_force() -> None:
+def test_the_remedy_for_tvm_ffi_skew_avoids_force_reinstall() -> None:
     """`--force-reinstall` also replaced cuda-bindings by a release that broke cuda-python."""
     line = "  what():  TypeAttr `__ffi_repr__` is already registered for type index 130."
     remedy = classify_lines([line], 1).remedy or ""

@@ -58,7 +58,7 @@ def test_every_vllm_path_signature_is_exercised():
 
 
 @pytest.mark.parametrize("kind", sorted(LINES["fallbacks"]))
-def test_fallback_is_told(kind):
+def test_a_logged_fallback_is_found(kind):
     path = read_lines([LINES["fallbacks"][kind]])
     assert kind in path.fallbacks
     assert path.evidence[f"fallbacks.{kind}"]
@@ -145,7 +145,7 @@ def test_a_fallback_is_told_in_other_words(line, fallbacks):
         ),
     ],
 )
-def test_a_choice_of_one_is_told(line, fallbacks):
+def test_a_choice_among_candidates_is_a_silent_fallback(line, fallbacks):
     path = read_lines([CORE + line])
     assert path.silent_fallbacks == [*fallbacks]
     assert path.fallbacks == []
@@ -331,7 +331,7 @@ def test_unknown_engine_is_refused():
         ),
     ],
 )
-def test_what_an_engine_does_not_log_is_not_held_to_it(tmp_path, name, change, managed, wrong):
+def test_values_that_the_engine_does_not_log_are_not_judged(tmp_path, name, change, managed, wrong):
     """vLLM on the CPU logs no attention, so this value is not proven; the others are judged."""
     log = tmp_path / "server.log"
     log.write_text((DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").replace(*change))

@@ -43,7 +43,7 @@ def test_the_kernel_for_decode_is_a_value_that_a_profile_can_require(
     assert parts == ([] if kernel == "xqa" else ["attention_decode"])
 
 
-def test_a_log_that_does_not_say_it_leaves_it_open(tmp_path: Path) -> None:
+def test_a_log_without_the_decode_kernel_proves_none(tmp_path: Path) -> None:
     path = read_lines([CORE + "[cuda.py:1] Using FLASHINFER attention backend."])
     assert path.attention_decode is None
     required = KernelPathRequirement(attention_decode=("xqa",), source="a test")

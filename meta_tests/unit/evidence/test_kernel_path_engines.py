@@ -113,7 +113,7 @@ QUOTED = (
         ),
     ],
 )
-def test_what_users_write_proves_nothing(before, tmp_path):
+def test_quoted_user_text_proves_nothing(before, tmp_path):
     line = f"{before}'{QUOTED}'"
     log = tmp_path / "server.log"
     log.write_text(line + "\n")
@@ -137,7 +137,7 @@ def test_what_users_write_proves_nothing(before, tmp_path):
         ),
     ],
 )
-def test_of_a_server_that_was_restarted_the_last_run_counts(engine, first, last):
+def test_the_last_start_in_a_log_counts(engine, first, last):
     alone = read_lines(last.split("\n"), engine)
     assert read_lines([*first.split("\n"), *last.split("\n")], engine) == alone
 

@@ -191,7 +191,7 @@ def test_the_rows_have_what_is_served(tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("text", ["vllm==0.32.0\nflashinfer-python==0.7.2\n", "hello\n", ""])
-def test_what_has_no_line_of_a_log_is_still_refused(text: str, tmp_path: Path, capsys) -> None:
+def test_a_file_without_a_log_line_is_refused(text: str, tmp_path: Path, capsys) -> None:
     file = tmp_path / "server.log"
     file.write_text(text)
     assert cli.main(["path", str(file)]) == 4

@@ -248,7 +248,7 @@ def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name, prefix):
         ),
     ],
 )
-def test_what_is_said_is_not_taken_for_a_prefix(message):
+def test_a_message_that_resembles_a_prefix_is_kept(message):
     assert clean(message).text == message
     assert clean(f"2026-05-01 19:08:33.706 | {message}").text == message
     assert clean(f"(EngineCore pid=7) INFO 02-09 07:04:49 [x.py:1] {message}").text == message
@@ -284,7 +284,7 @@ NSYS = (
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
 @pytest.mark.parametrize("first", [0, 18, 25, 40])
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
-def test_what_an_older_run_left_behind_is_not_this_one(name, first, prefix):
+def test_lines_of_an_older_run_in_an_overwritten_log_do_not_count(name, first, prefix):
     """The file was longer before it was overwritten: an old start, its end and nsys' table
     remain."""
     lines = lines_of(name)

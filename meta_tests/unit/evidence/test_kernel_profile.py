@@ -178,7 +178,7 @@ def test_trace_is_streamed(tmp_path):
         ),
     ],
 )
-def test_what_is_no_trace_is_said(tmp_path, content, of_whole):
+def test_a_file_that_is_no_trace_is_refused(tmp_path, content, of_whole):
     whole, cut, damaged = (tmp_path / name for name in ("t.json", "cut.json.gz", "bad.json.gz"))
     whole.write_text(content)
     cut.write_bytes(gzip.compress(content.encode() or b"x" * 100)[:-9])
@@ -199,7 +199,7 @@ def test_kernel_that_took_no_possible_time_was_there(trace, took):
 
 
 @pytest.mark.parametrize("row", ["5,nan,1,x", "5,5,1", "5,5,,x", "5,5,1," + "x" * 200_000])
-def test_row_of_another_form_is_said(row):
+def test_a_malformed_row_of_nsys_is_refused(row):
     with pytest.raises(UsageError, match="expected"):
         read_nsys(f"Time (%),Total Time (ns),Instances,Name\n{row}\n", Path("k.csv"))
 

@@ -40,6 +40,6 @@ def test_a_value_that_is_compared_is_known_of_a_log(fields):
     assert [shown(KernelPath(), field) for field in fields] == [None] * len(fields)
 
 
-def test_what_is_no_part_of_the_path_is_not_written():
+def test_facts_outside_the_path_are_not_written():
     path = KernelPath(log=LogStart(version="0.33.0"))
     assert "log" not in path.model_dump() and tuple(path.model_dump()) == PATH_FIELDS

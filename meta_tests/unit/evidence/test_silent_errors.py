@@ -72,7 +72,7 @@ def _of_two_ranks(exception: str) -> str:
         ),
     ],
 )
-def test_what_python_ignores_is_no_error_of_the_server(tmp_path, exception, kinds):
+def test_exceptions_that_python_ignores_are_no_server_error(tmp_path, exception, kinds):
     assert errors(tmp_path, _of_two_ranks(exception)) == [*kinds]
 
 
@@ -232,9 +232,7 @@ NO_MEMORY = (
         pytest.param((), "PASS", id="PASS"),
     ],
 )
-def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
-    tmp_path, offsets, verdict
-):
+def test_failed_allocations_of_the_driver_are_errors_except_at_a_start(tmp_path, offsets, verdict):
     """vllm#56824: of four starts of a healthy GB10, three had the message. `offsets`: seconds after
     the start began, which took one."""
 
@@ -273,7 +271,7 @@ def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
         "RuntimeError: no kernel image",
     ],
 )
-def test_what_a_start_only_warned_of_is_no_error_once_it_serves(tmp_path, raised):
+def test_warnings_of_a_start_are_no_error_of_a_serving_server(tmp_path, raised):
     lines = text_file("start-that-warned.log").format(raised=raised).splitlines()
     log = tmp_path / "server.log"
     log.write_text("\n".join([*lines, READY]) + "\n", "utf-8")
@@ -313,9 +311,7 @@ def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
         ("", None, ""),
     ],
 )
-def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
-    tmp_path, monkeypatch, dmesg, journal, unread
-):
+def test_a_truncated_kernel_log_proves_nothing(tmp_path, monkeypatch, dmesg, journal, unread):
     programs = ("exit 1" if line is None else f"echo '{line}'" for line in (dmesg, journal))
     monkeypatch.setenv("PATH", kernel_log(tmp_path, *programs))
     messages = kernel_messages.since(1.0)

@@ -158,7 +158,7 @@ HEALTHY_LINES = (
 )
 
 
-def test_a_healthy_line_is_none(tmp_path):
+def test_a_healthy_line_is_no_error(tmp_path):
     """As vLLM 0.32, or its source (`source` of the rows), writes it."""
     healthy = [clean for clean, _ in LOGGED.values()]
     healthy += HEALTHY_LINES

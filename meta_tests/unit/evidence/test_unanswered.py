@@ -84,6 +84,6 @@ def test_connection_without_an_answer(
     assert {each.remote.address for each in found} <= {"10.77.0.1", "2001:db8::1"}
 
 
-def test_a_kernel_without_such_a_table_tells_nothing(monkeypatch, tmp_path):
+def test_a_linux_kernel_without_the_tcp_table_has_no_finding(monkeypatch, tmp_path):
     monkeypatch.setattr(unanswered, "_NET", tmp_path / "none")
     assert unanswered.unanswered(lambda: [psutil.Process()], {"10.77.0.1"}) == []

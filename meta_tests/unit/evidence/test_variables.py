@@ -28,7 +28,7 @@ def test_registry_is_the_installed_engines_own() -> None:
     assert [report.state for report in reports] == ["not_applicable", "resolved"]
 
 
-def test_sources_stand_for_a_registry(tmp_path: Path) -> None:
+def test_variables_are_searched_in_sources_without_import(tmp_path: Path) -> None:
     package = tmp_path / "flashinfer"
     (package / "csrc").mkdir(parents=True)
     (package / "__init__.py").write_text("import nothing_that_exists\n")

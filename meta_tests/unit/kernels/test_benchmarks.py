@@ -160,7 +160,7 @@ def test_a_kernel_that_computes_something_else_is_invalid(timed):
     assert "slope of the error at most" in only(run)["message"]
 
 
-def test_work_left_out_where_nobody_looks_is_faster_than_memory():
+def test_a_kernel_with_unchecked_omissions_exceeds_the_roofline():
     """The first and the last columns are right, but the share of the roofline is too high."""
     case = cases.BenchmarkCase("lm-head", "lm_head", hidden=64, vocabulary=2048)
     timed = benchmarks.build(TorchProvider(), case)
@@ -173,7 +173,7 @@ def test_work_left_out_where_nobody_looks_is_faster_than_memory():
 
 
 @pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
-def test_what_is_timed_is_judged(case):
+def test_outputs_of_timed_kernels_are_judged(case):
     """A clean kernel passes; one with a stale output, as after a skipped call, fails. It is faster
     than the memory allows only if it reads much; for one token it is not."""
     if case.tokens > 64:
@@ -193,7 +193,7 @@ def test_what_is_timed_is_judged(case):
 
 @pytest.mark.parametrize("value", [0.0, torch.nan])
 @pytest.mark.parametrize(("operation", "tokens"), [("fused_moe", 64), ("lm_head", 1)])
-def test_work_left_out_in_the_middle_is_noticed(operation, tokens, value):
+def test_a_kernel_that_omits_half_of_its_sums_fails(operation, tokens, value):
     """A compute-bound kernel that does half of its sums is not faster than memory."""
     every = cases.select_timed((0,), full=False)
     case = next(case for case in every if (case.operation, case.tokens) == (operation, tokens))
@@ -256,7 +256,7 @@ def test_a_replay_that_writes_nothing_is_noticed():
     assert "into NaN" in text(wrong)
 
 
-def test_what_is_not_declared_capturable_is_not_run():
+def test_operations_not_declared_capturable_are_not_run():
     problem = problems.build(cases.GROUPS["graph_replay"][0])
     with pytest.raises(NotRun, match="does not declare fused_moe capturable"):
         checks.check_replay(TorchProvider(), problem, recorded)
@@ -370,7 +370,7 @@ def test_two_runs_into_the_same_memory_are_compared():
 
 
 @pytest.mark.slow("several processes with torch")
-def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged():
+def test_a_case_that_ends_its_process_fails_and_the_next_one_runs():
     """An abort ended pytest, and a fault of the device left all other cases NOT_RUN."""
     kernels = kernels_of("faulty")
     aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]

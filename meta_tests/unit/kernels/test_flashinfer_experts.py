@@ -85,7 +85,7 @@ def test_a_tactic_that_adds_by_atomics_passes_and_is_not_held_to_its_bits():
 
 @pytest.mark.slow("it keeps a list true")
 @pytest.mark.parametrize("name", w4a8_mutants.MILDER)
-def test_what_no_tolerance_tells_apart_is_known(name):
+def test_roundings_listed_as_undetectable_are_not_detected(name):
     emulation, _ = w4a8_mutants.MILDER[name]
     for group in ("moe_routing", "moe_activation"):
         kill = kernel_mutants.first_kill(EmulatedProvider(emulation()), group)
@@ -135,7 +135,7 @@ def test_experts_are_what_an_architecture_has(capability, activations, lacks):
         assert checks.check(provider, problem) == []
 
 
-def test_what_a_release_lacks_is_not_run():
+def test_an_argument_missing_in_flashinfer_is_not_run():
     """No known release lacks one; an older one may."""
     problem = problems.build(case_of("moe_token_counts", "tokens-5"))
     old = Emulation()

@@ -48,7 +48,7 @@ def test_a_provider_of_ones_own_is_judged(run_pytest):
 
 
 @pytest.mark.slow("a run more")
-def test_what_a_provider_lacks_is_not_run(run_pytest):
+def test_an_operation_that_a_provider_lacks_is_not_run(run_pytest):
     message = not_run(run_pytest, "meta_tests.fakes.kernel_providers:empty", environment=HERE)
     assert "provider object has no route" in message
 
@@ -202,7 +202,7 @@ class OldFlashInfer:
         return self.provider.decode_attention(q, cache, table, lens, **keywords)
 
 
-def test_what_a_release_of_flashinfer_lacks_is_not_run(monkeypatch):
+def test_a_feature_missing_in_an_older_flashinfer_is_not_run(monkeypatch):
     """0.6.15 has no `sfLayout=`. The reason names the release. Its XQA has no sinks on SM12x, where
     the sink wrapper decodes."""
     old = OldFlashInfer(monkeypatch, "0.6.15.post1")
@@ -303,7 +303,7 @@ def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch, fault):
         registry.load("vllm-flash-attn")
 
 
-def test_what_an_operator_leaves_undefined_is_handed_back():
+def test_undefined_results_of_an_operator_are_returned():
     import torch
 
     from sm121.kernels import poison

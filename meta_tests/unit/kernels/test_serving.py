@@ -148,7 +148,7 @@ def test_the_provider_follows_what_a_gb10_logs(of_log):
         ),
     ],
 )
-def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation, reason):
+def test_an_operation_without_any_provider_is_not_run(arch, engine, path, operation, reason):
     (choice,) = serving.choices(engine, arch, KernelPath(**path), operation)
     assert choice.provider is None and choice.nothing is None
     assert reason in choice.why
@@ -159,7 +159,7 @@ def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation
     assert not isinstance(raised.value, Inapplicable)
 
 
-def test_what_a_path_has_no_kernel_for_is_inapplicable(of_log):
+def test_an_operation_without_a_kernel_on_the_path_is_inapplicable(of_log):
     (choice,) = serving.choices("vllm", "sm121", of_log(MARLIN), "mxfp8_quantize")
     kernels = Kernels({"mxfp8_quantize": choice}, lambda _name: pytest.fail("must not be started"))
     with pytest.raises(Inapplicable, match="BF16 activations"):
@@ -226,7 +226,7 @@ def test_before_a_server_ran_the_path_is_expected(name, arguments, expected):
     assert {field: getattr(path, field) for field in expected} == expected
 
 
-def test_what_was_shown_is_not_overruled():
+def test_logged_values_override_expected_values():
     expected = KernelPath(moe="MARLIN", attention="TRITON_ATTN")
     path = served.with_expected(KernelPath(moe="TRITON"), expected)
     assert (path.moe, path.attention) == ("TRITON", "TRITON_ATTN")
@@ -235,7 +235,7 @@ def test_what_was_shown_is_not_overruled():
 # The report
 
 
-def test_what_served_is_judged_by_its_own_provider_alone(of_log):
+def test_a_kernel_is_judged_only_by_its_own_provider(of_log):
     path = of_log(TRITON_ATTN, MARLIN)
     verdicts = ("PASS", "FAIL", "NOT_RUN")
     file = run(path, *(judging("fused_moe", "vllm", verdict) for verdict in verdicts))
@@ -272,7 +272,7 @@ def test_what_served_is_judged_by_its_own_provider_alone(of_log):
         ),
     ],
 )
-def test_why_a_kernel_was_not_judged(of_log, tests, why):
+def test_reasons_why_a_kernel_was_not_judged(of_log, tests, why):
     (kernel,) = of(run(of_log(TRITON_ATTN, MARLIN), *tests), "fused_moe")
     assert (kernel.judged, kernel.why) == (False, why)
 
@@ -284,7 +284,7 @@ def test_layers_that_run_other_kernels_are_kernels_of_their_own():
     assert (second.backend, second.judged) == ("TRITON", False)
 
 
-def test_what_no_server_has_shown_is_said():
+def test_an_expected_kernel_not_shown_by_a_server_is_reported():
     file = run(KernelPath(), judging("fused_moe", "vllm"))
     file.engine.served = served.judge(file, KernelPath(moe="MARLIN"))
     (kernel,) = of(file, "fused_moe")

@@ -78,7 +78,7 @@ def spin(seconds: float) -> None:
 
 
 @pytest.mark.alone(occupies_the_cpu=True)
-def test_who_else_works_here_is_seen_and_what_is_ours_is_not():
+def test_load_of_other_processes_is_measured_without_our_own():
     # A process outside of the run: not a child of this process, which adopts its orphans (prctl(2))
     # after an earlier test has started a server.
     subreaper = 36

@@ -17,7 +17,7 @@ from sm121.plugin.stash import LEVEL
 MEASURES = "meta_tests/whole/scenarios/measurements.py"
 
 
-def test_a_second_one_is_told_the_pid_and_the_time_of_the_first(tmp_path):
+def test_a_refused_second_run_names_pid_and_time_of_the_first(tmp_path):
     first = machine_lock.take(tmp_path)
     holder = rf"pid {os.getpid()}, since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
     with pytest.raises(UsageError, match=rf"^this machine: .* got another \({holder}\)\. Wait"):
@@ -26,7 +26,7 @@ def test_a_second_one_is_told_the_pid_and_the_time_of_the_first(tmp_path):
     machine_lock.take(tmp_path).close()
 
 
-def test_a_dead_run_holds_nothing(tmp_path):
+def test_a_dead_run_holds_no_lock(tmp_path):
     with servers.program("holder-of-the-machine.txt", str(tmp_path)) as holder:
         assert holder.stdout.readline() == "has\n"
         with pytest.raises(UsageError, match=rf"pid {holder.pid}, since"):
@@ -56,7 +56,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
     ],
 )
 @pytest.mark.parametrize("is_run", [True, False], ids=["run", "skipped"])
-def test_which_tests_need_the_machine(level, fixtures, measures, is_run):
+def test_levels_that_need_the_machine_lock(level, fixtures, measures, is_run):
     stash = {LEVEL: level} if is_run else {LEVEL: level, WHY_NOT: "not here"}
     item = SimpleNamespace(stash=stash, fixturenames=fixtures)
     assert opening.needs_the_machine([item], on_gpu=False) == (measures and is_run)

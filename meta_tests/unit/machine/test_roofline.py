@@ -97,7 +97,7 @@ def test_bytes_of_a_configuration_are_of_its_layers_its_cache_and_its_padding(
         assert cost is not None and cost.total / 1e9 == pytest.approx(size, abs=0.005)
 
 
-def test_what_resolved_counts_before_what_was_asked():
+def test_resolved_formats_override_requested_formats():
     every = quantised(*ALL)
     assert (every.qkv, every.o, every.lm_head, every.kv) == (4.25, 4.25, 4.25, 8)
     assert quantised(*ALL, requantised=["lm_head"]) == every, "a log shows no more of them"
@@ -128,7 +128,7 @@ def test_what_resolved_counts_before_what_was_asked():
         ('{"moe":{"activation":"mxfp8"}}', 16, 16),
     ],
 )
-def test_upstreams_way_leaves_the_head(table, qkv, o):
+def test_quantization_config_does_not_quantise_lm_head(table, qkv, o):
     read = quantised("--quantization-config", table)
     assert (read.qkv, read.o, read.lm_head, read.experts) == (qkv, o, 16, 4.25)
 
@@ -409,7 +409,7 @@ def test_no_name_of_an_attached_model_raises_the_bound(model):
     assert "above_roofline" not in text
 
 
-def test_a_bound_is_said_where_no_configuration_is_known():
+def test_a_gate_above_the_bound_is_reported_without_a_better_configuration():
     gb10 = GB10.judging(None, "0.33.0")
     gate = GB10.gate("tg32@d0")
     read = roofline.cost(gb10, "stock", 0, GPT_OSS)
@@ -450,7 +450,7 @@ def test_a_gate_that_no_healthy_machine_can_reach_is_found(minimum, faults):
     assert all(line.startswith(f"cutlass, tg32@d0: {minimum:g} tok/s") for line in lines)
 
 
-def test_a_target_of_the_projects_is_within_the_bound_of_what_reaches_it():
+def test_each_gate_is_below_the_bound_of_the_mxfp4_build():
     build = GB10.judging(None, BUILD)
     for gate in build.performance.gates:
         if (depth := roofline.depth_of(gate.metric)) is not None:

@@ -190,7 +190,9 @@ def test_a_healthy_start_has_no_finding(gpt_oss):
         ),
     ],
 )
-def test_what_stands_against_a_start_names_the_argument(start, memory, severity, remedy, gpt_oss):
+def test_a_start_that_does_not_fit_names_the_argument_to_change(
+    start, memory, severity, remedy, gpt_oss
+):
     (finding,) = start_memory.forecast(gpt_oss, start, memory).findings()
     assert (finding.severity, finding.remedy) == (severity, remedy), finding
 

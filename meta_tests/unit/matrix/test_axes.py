@@ -109,7 +109,7 @@ def test_named_cells_are_always_in(number, activation, strength):
     assert cells[0].cell == SPACES[number].baseline
 
 
-def test_what_upstream_does_not_have_is_not_applicable():
+def test_values_missing_upstream_are_not_applicable():
     upstream = SPACES[1]
     assert "tile" not in upstream.axes and "sinks" not in upstream.axes
     assert "no release has such a backend" in upstream.absent["moe", "gemv"]
@@ -118,7 +118,7 @@ def test_what_upstream_does_not_have_is_not_applicable():
     assert array.absent["Test-B"] == "tried without sinks=on, which is not applicable here"
 
 
-def test_a_build_has_its_own_knobs_and_no_release_has_them():
+def test_options_of_a_build_apply_to_no_release():
     build, before = SPACES[3], Space(SM121, "vllm", "0.14.0")
     assert build.given({**build.baseline, "moe": "cutlass", "dense": "all", "kv": "fp8"})[0] == (
         *("--mxfp4-backend", "CUTLASS", "--attention-backend", "FLASHINFER"),
@@ -174,7 +174,7 @@ def test_one_axis_alone_has_each_value():
     assert [planned.cell["dtype"] for planned in array.cells] == ["float32", "bfloat16"]
 
 
-def test_what_is_switched_is_seen_or_said_to_be_unseen():
+def test_each_axis_value_has_evidence_or_a_reason_without_it():
     text, reason = "\n" + text_file("axis-unproven.toml"), "no line of the log names it"
     with pytest.raises(UsageError, match=r"axes\.mine.*values\.on: vllm: expected evidence"):
         with_axes(text)
@@ -207,7 +207,7 @@ def test_contradicting_incompatibilities_are_named():
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
-def test_a_strength_that_is_none(text):
+def test_an_invalid_strength_is_refused(text):
     with pytest.raises(UsageError, match="expected 1, 2"):
         covering.parse_strength(text)
     with pytest.raises(UsageError, match="at most 8"):
@@ -329,7 +329,7 @@ def no_client(_record, _server):
 
 @pytest.mark.parametrize("measure", [failed, no_client])
 @pytest.mark.parametrize("dies", [True, False])
-def test_what_a_performance_sample_shows(tmp_path, measure, dies):
+def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
     log = tmp_path / "server.log"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory\n")
     cause = Cause(kind="oom", summary="out of memory", owner="the engine")
@@ -405,7 +405,7 @@ def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_
     assert (folder / "matrix" / "FEATURE_MATRIX.md").is_file()
 
 
-def test_of_an_attached_server_without_a_log_nothing_is_taken_on_trust(
+def test_a_cell_on_an_attached_server_without_a_log_is_not_run(
     tmp_path, matrix_profile, serve_cell
 ):
     silent = attached_level(tmp_path, profile.load(str(matrix_profile)), serve_cell, log=False)

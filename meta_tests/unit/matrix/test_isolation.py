@@ -106,14 +106,14 @@ def test_three_values_that_fail_together_need_the_third_strength():
     )
 
 
-def test_without_boots_the_candidates_are_said():
+def test_without_further_starts_the_candidates_are_listed():
     engine = Engine(SPACE, {(("graphs", "compiled"), ("spec", "ngram")): CRASH})
     sets = unisolated([engine.run(planned.cell) for planned in array_of(0, 2).cells])
     assert sets and not any(one.confirmed for one in sets)
     assert all("not isolated" in str(one) for one in sets)
 
 
-def test_a_broken_baseline_explains_everything():
+def test_a_failed_baseline_is_the_only_failing_set():
     no_help = lambda _cell: pytest.fail("no cell helps")  # noqa: E731
     (one,) = isolation.smallest(SPACE, [ended(CRASH)], no_help)
     assert one.choice == () and str(one).startswith("baseline: CRASH")
@@ -144,7 +144,7 @@ def again_as(*outcomes, **changed):
         (None, "not isolated"),
     ],
 )
-def test_a_failure_that_does_not_come_again_is_no_set(outcome, says, changed):
+def test_a_failure_that_does_not_recur_is_no_failing_set(outcome, says, changed):
     one = again_as(outcome, **changed)
     assert not one.confirmed and says in str(one)
 
@@ -175,7 +175,7 @@ def test_a_second_start_that_fails_otherwise_may_be_the_last():
         ),
     ],
 )
-def test_a_part_that_ends_otherwise_is_named(of_part, of_pair, sets):
+def test_a_part_with_another_outcome_is_named(of_part, of_pair, sets):
     """INVALID alone is no evidence that it passes alone; neither is another failure."""
     pair = {"spec": "ngram", "load": "eager"}
     engine = Engine(SPACE, {(("load", "eager"),): of_part, tuple(pair.items()): of_pair})
@@ -183,7 +183,7 @@ def test_a_part_that_ends_otherwise_is_named(of_part, of_pair, sets):
     assert isolated[-1].confirmed and [str(one) for one in isolated] == [*sets]
 
 
-def test_sets_are_told_as_they_are_found():
+def test_failing_sets_are_reported_when_they_are_found():
     engine = Engine(SPACE, {(("graphs", "compiled"),): FAIL, (("seqs", "1"),): CRASH})
     labels: list[list[str]] = []
     engine.isolated(
@@ -212,7 +212,7 @@ def test_without_a_decision_values_are_not_known_to_work(undecided, works):
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
-def test_what_fails_is_told_before_it_is_known_why(interrupted):
+def test_failures_are_listed_before_their_cause_is_isolated(interrupted):
     slower = ended(SLOWER, graphs="compiled")
     records = [ended(PASS), slower]
     array = covering.build(SPACE, 1)

@@ -119,7 +119,7 @@ def text_of(file: MatrixFile) -> str:
 
 
 @pytest.mark.parametrize("again", [CellOutcome.PASS, CellOutcome.FAIL])
-def test_a_failure_that_did_not_come_again_is_told_apart_after_merging(again):
+def test_a_failure_that_did_not_recur_is_marked_after_merging(again):
     second = ended(again, isolating=True, graphs="compiled")
     _, whole = feature_matrix.merged([matrix_of(BASELINE), matrix_of(ONCE, second)])
     assert [(c.id, c.isolating) for c in whole.cells] == [

@@ -44,7 +44,7 @@ def conclude(
 @pytest.mark.parametrize(
     ("rate", "verdict"), [(57.0, Verdict.PASS), (47.0, Verdict.FAIL)], ids=["fast", "slow"]
 )
-def test_a_fit_box_leaves_the_decision(rate, verdict):
+def test_a_qualified_box_does_not_change_the_decision(rate, verdict):
     assert conclude(rate, GATE)[0] is verdict
 
 
@@ -63,7 +63,7 @@ def test_a_degraded_box_refutes_only_the_verdicts_that_it_explains():
 @pytest.mark.parametrize(
     ("rate", "verdict"), [(57.0, Verdict.PASS), (47.0, Verdict.FAIL)], ids=["enough", "too few"]
 )
-def test_what_is_counted_stands_on_a_degraded_box(rate, verdict):
+def test_verdicts_on_counts_stand_on_a_degraded_box(rate, verdict):
     assert conclude(rate, COUNTED, refuted=BOTH)[0] is verdict
 
 

@@ -49,7 +49,7 @@ def test_the_saboteur_the_catalogue_and_its_table_name_the_same_faults():
     assert set(re.findall(r"^\| (.+?) \| .* \| .* \|$", text, re.M)) >= set(FAULTS)
 
 
-def test_what_was_drafted_between_two_moments():
+def test_drafted_tokens_between_two_readings():
     before = Drafted(10, 20, 12, (8, 4))
     after = Drafted(30, 60, 40, (24, 16))
     assert after.since(before) == Drafted(20, 40, 28, (16, 12))

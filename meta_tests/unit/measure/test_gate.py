@@ -61,7 +61,7 @@ def test_repeated_looks_do_not_add_up_even_at_the_threshold_itself(bound):
         assert decided <= 600 * 2 * gate.ERROR + 3 * math.sqrt(600 * 2 * gate.ERROR), count
 
 
-def test_a_naive_gate_would_not_have_this():
+def test_a_gate_without_shared_error_errs_more_often():
     """The simulation has power: a gate that stops at the first plain 95 % interval errs far more
     often."""
 
@@ -89,7 +89,7 @@ def test_it_decides_and_soon_where_it_can():
         assert count[verdict] == 50, count
 
 
-def test_asked_after_every_round_it_errs_no_more_often():
+def test_calls_after_every_round_do_not_add_errors():
     generator = np.random.default_rng(5)
     looks = range(gate.FIRST_LOOK, 81)
     decided = 0
@@ -102,7 +102,7 @@ def test_asked_after_every_round_it_errs_no_more_often():
 
 
 @pytest.mark.parametrize("name", [name for name, _, bound in gate_errors.NOISES if bound])
-def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name):
+def test_correlated_noise_is_decided_wrongly_in_at_most_2_percent(name):
     """A sample of docs/tables/gate-errors.md, with three standard errors because of the few
     runs."""
     runs = 150
@@ -113,7 +113,7 @@ def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name
         assert counts[wrong] <= expected + 3 * math.sqrt(expected), counts
 
 
-def test_what_a_server_without_a_memory_reaches_is_still_decided():
+def test_the_gate_decides_on_servers_without_correlated_rounds():
     """A gate that never decides would satisfy the other simulations."""
     steady = gate_errors.independent(0.005)
     wandering = gate_errors.autoregressive(0.95, 0.003)

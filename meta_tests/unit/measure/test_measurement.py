@@ -14,7 +14,7 @@ from sm121.measure.measurement import Measurement
     ],
     ids=["unit", "sample", "quantile"],
 )
-def test_what_is_no_measurement_is_refused(wrong, message):
+def test_an_invalid_measurement_is_refused(wrong, message):
     fields = {"name": "tg32", "unit": "tok/s", "samples": [52.0], "higher_is_better": True}
     Measurement(**fields)
     with pytest.raises(ValueError, match=message):

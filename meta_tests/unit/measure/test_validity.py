@@ -66,7 +66,7 @@ def unproven(check, *arguments) -> list[str]:
     return findings.unproven
 
 
-def test_what_a_server_does_not_tell_is_not_checked():
+def test_checks_without_data_from_the_server_are_unproven():
     whole = of_ids(8)
     silent = answer(*(event(ids=[i]) for i in range(8)))
     (line,) = unproven(validity.check_answers, [silent], "token_ids")

@@ -67,7 +67,7 @@ def test_the_four_scale_rules_differ():
 
 
 @pytest.mark.parametrize("rule", mxfp8.ScaleRule)
-def test_what_mxfp8_keeps(rule):
+def test_values_that_mxfp8_preserves(rule):
     """Both rules keep blocks of 448; only the floor rule saturates 449."""
     x = torch.zeros(1, 64, dtype=torch.float64)
     # The last value is half of the smallest element: a tie, which becomes zero.
@@ -261,7 +261,7 @@ def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
 
 
 @pytest.mark.parametrize("clean", tolerances.CLEAN)
-def test_a_block_scale_of_the_first_matrix_shows_itself(clean):
+def test_wrong_block_scales_of_the_first_matrix_are_named(clean):
     """Some scales are really changed, and each is named."""
     problem = problems.build(block_scale_case("gate-up"))
     keywords = {**problem.keywords, "roundings": expert_problems.roundings(declaration(clean()))}
@@ -285,7 +285,7 @@ def block_scale_case(name: str) -> cases.MoeCase:
     return next(case for case in cases.GROUPS["moe_block_scales"] if case.name == name)
 
 
-def test_a_block_scale_shows_its_share_and_rounding_none():
+def test_a_wrong_block_scale_of_the_second_matrix_shows_its_share():
     """A scale that is one too high adds a block's contribution again; one too low removes half of
     it."""
     problem = problems.build(block_scale_case("down"))

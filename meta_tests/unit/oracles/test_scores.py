@@ -80,7 +80,7 @@ def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
         assert (going - says.generated_top).abs().max() < most
 
 
-def test_a_twin_that_holds_the_rounded_values_is_the_same_model(canary_bf16):
+def test_a_checkpoint_with_rounded_values_is_the_same_model(canary_bf16):
     weights = small_oracle.load(canary_bf16, torch.float64)
     served = rounded(weights, Rounding.parse("qkv=mxfp4-ceil,o=mxfp4-ceil"))
     for layer, before in zip(served.layers, weights.layers, strict=True):
@@ -94,7 +94,7 @@ def test_a_twin_that_holds_the_rounded_values_is_the_same_model(canary_bf16):
         rounded(served, Rounding("bf16", lm_head="mxfp4-ceil"))
 
 
-def test_what_it_goes_on_with_is_what_the_one_in_memory_chooses(canary_mxfp4):
+def test_the_streamed_oracle_continues_like_the_one_in_memory(canary_mxfp4):
     """Across the edge of the sliding window, and in a batch with texts of other lengths."""
     weights = small_oracle.load(canary_mxfp4, torch.float64)
     going = [dataclasses.replace(text, more=5, whole=False) for text in TEXTS[:2]]

@@ -134,7 +134,7 @@ def test_a_number_of_tokens_that_is_not_what_was_generated_is_invalid(time_chats
 
 
 @pytest.mark.slow("a dozen chats")
-def test_chats_that_say_nothing_of_the_rate(time_chats):
+def test_too_short_chats_are_inconclusive(time_chats):
     with pytest.raises(Inconclusive, match="0 of 8 chats ended with 512 tokens or more"):
         time_chats("--chat-tokens", "100")
 
@@ -167,7 +167,7 @@ def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
         pytest.param("no", 500, id="fails"),
     ],
 )
-def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, later, status):
+def test_known_answers_are_asked_again_at_the_end(monkeypatch, tmp_path, later, status):
     begins = {fact.prompt: fact.begins for fact in exam.load(CPU.correctness.exam).completions}
     answered = []
 

@@ -113,7 +113,7 @@ def test_all_who_hold_the_listening_socket_are_the_server():
         assert {each.pid for each in processes} == {process.pid, child}
 
 
-def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
+def test_an_attached_servers_own_load_is_not_other_load(serving, run_box):
     assert run_box  # descendants of this test do not belong to the run
     both = {serving.listener, serving.core}
     find = AttachedProcesses(*at(serving)).find
@@ -130,7 +130,7 @@ def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box):
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["the server's GPU", "another GPU"])
-def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, beside):
+def test_another_process_on_an_attached_servers_gpu_is_other_load(serving, run_box, beside):
     gpus = [{serving.core, 4711}] if beside else [{4711}, {serving.core}]
     mine, file, _ = run_box(*at(serving), gpus=gpus)
     mine.read_before()
@@ -158,7 +158,7 @@ def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
         pytest.param((), "got nobody", id="elsewhere behind a tunnel"),
     ],
 )
-def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_the_gpu, said):
+def test_unknown_users_of_the_gpu_are_reported_once(serving, run_box, on_the_gpu, said):
     mine, file, _ = run_box(*at(serving), gpus=[{*on_the_gpu}])
     mine.read_before()
     mine.read_beside()
@@ -196,7 +196,7 @@ def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_m
         ),
     ],
 )
-def test_what_a_change_of_the_machine_does_to_what_was_decided(
+def test_a_changed_machine_changes_earlier_decisions(
     run_box, monkeypatch, device, verdicts, message
 ):
     """A PASS, a FAIL, and a metric without a gate, decided before the machine is read again."""

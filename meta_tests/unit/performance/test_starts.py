@@ -65,7 +65,7 @@ def test_without_stored_starts_it_flips_more_often():
     [(59.4, Verdict.PASS), (33.5, Verdict.FAIL)],
     ids=["the build with 59.4", "a release with 33.5"],
 )
-def test_what_is_far_from_the_gate_stays_decided(build, right):
+def test_rates_far_from_the_gate_stay_decided(build, right):
     assert share_of(right, build, 12) > 0.97
 
 

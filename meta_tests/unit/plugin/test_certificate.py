@@ -150,7 +150,7 @@ def test_a_word_is_refused_and_named(certified, words, named):
 
 
 @pytest.mark.parametrize("word", ["-n2", "--lf", "--ff", "--sw", "--share-machine"])
-def test_a_certified_run_does_not_know_the_word(certified, word):
+def test_a_certified_run_refuses_options_of_other_plugins(certified, word):
     """Its plugin is not loaded, or it is no option."""
     with pytest.raises(pytest.UsageError, match=r"unrecognized argument|package pytest-xdist"):
         certified("--arch", "cpu", word)
@@ -172,7 +172,7 @@ def test_a_certified_run_does_not_know_the_word(certified, word):
         )
     ],
 )
-def test_where_the_server_is_and_how_it_is_shown_are_accepted(certified, words):
+def test_a_certificate_accepts_options_of_address_and_output(certified, words):
     certificate.refuse_options(given(certified(*words)))
 
 
@@ -345,7 +345,7 @@ def test_the_fingerprint_has_every_option_but_for_those_that_are_left_out(parsed
         pytest.param(("-o", "timeout=1"), {"--override-ini": "timeout=1"}, id="ini"),
     ],
 )
-def test_what_changes_a_measurement_is_in_the_fingerprint(parsed, words, expected):
+def test_options_that_change_a_measurement_are_in_the_fingerprint(parsed, words, expected):
     assert fingerprinted(given(parsed(*words))) == expected
 
 

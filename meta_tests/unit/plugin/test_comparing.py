@@ -152,7 +152,7 @@ def test_the_first_run_of_a_ci_is_told_what_to_store(judged, options):
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(stored, options, why):
+def test_a_stored_run_that_cannot_be_compared_is_refused_in_one_line(stored, options, why):
     assert why in refused(*stored(SLOWER, *options))
 
 

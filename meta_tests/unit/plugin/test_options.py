@@ -195,7 +195,7 @@ def test_wrong_engine_args_are_one_line(text, line, tmp_path):
         ),
     ],
 )
-def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, expected):
+def test_ab_with_one_side_names_the_word_taken_for_the_other(words, expected):
     with pytest.raises(errors.UsageError) as refused:
         parse_sides(words, own_options.every())
     assert expected in str(refused.value) and "--ab '' '--flag'" in str(refused.value)

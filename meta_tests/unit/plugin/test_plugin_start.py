@@ -10,14 +10,14 @@ from sm121 import plugin
 FOR_SOME_RUNS = ("aiohttp", "scipy", "torch", "openai")
 
 
-def test_what_few_runs_need_is_imported_by_them():
+def test_modules_for_few_runs_are_not_imported_at_start():
     code = f"import sys, sm121.plugin.spine; print(*set({FOR_SOME_RUNS}) & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
-def test_what_is_imported_is_no_garbage_and_later_garbage_is_collected():
+def test_imports_are_frozen_and_later_garbage_is_collected():
     before = gc.get_freeze_count()
     with plugin._kept_for_good():
         assert not gc.isenabled()

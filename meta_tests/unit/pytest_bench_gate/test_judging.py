@@ -83,6 +83,6 @@ def test_noise_makes_no_equal_pair_fail_and_no_slower_one_pass(higher, noise):
         pytest.param(104, 99.8, "too near for any number of rounds", id="at-the-limit"),
     ],
 )
-def test_what_is_undecided_says_how_many_rounds_it_takes(rounds, minimum, more):
+def test_an_undecided_gate_gives_the_sufficient_number_of_rounds(rounds, minimum, more):
     decision = judging.decide(Samples(steady(100.0, rounds)), Limit("m", "u", minimum=minimum))
     assert decision.verdict is Verdict.INCONCLUSIVE and more in decision.reason, decision.reason

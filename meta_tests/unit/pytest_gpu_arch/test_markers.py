@@ -88,7 +88,9 @@ def test_the_closest_markers_decide(tmp_path, machine, expected):
         pytest.param("sm90", ("--arch", "sm121", "-m", "sm90"), 5, set(), id="two that differ"),
     ],
 )
-def test_what_is_asked_for_runs_there_or_not_at_all(tmp_path, machine, arguments, status, expected):
+def test_tests_of_a_requested_architecture_run_only_on_it(
+    tmp_path, machine, arguments, status, expected
+):
     ended, names, output = passed(tmp_path, machine, *arguments)
     assert ended == status and names == expected, output
     assert output.count("NOT_RUN") == (1 if status == 5 else 0), output

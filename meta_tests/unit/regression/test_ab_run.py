@@ -80,7 +80,7 @@ def test_a_slower_server_is_worse(compared, promise):
     assert [visit["side"] for visit in record["visits"][:4]] == ["A", "B", "B", "A"]
 
 
-def test_the_words_of_a_side_are_its_own(run_pytest):
+def test_engine_arguments_of_a_side_are_no_pytest_options(run_pytest):
     """``--enforce-eager`` is no option of pytest, and a side may say which word is one."""
     status, run = run_pytest(
         "--collect-only", "-q", "tests/test_regression.py", "--ab", "", "--enforce-eager"
@@ -111,7 +111,7 @@ def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
     assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
 
 
-def test_a_comparison_that_was_broken_off_is_not_begun_again():
+def test_an_interrupted_comparison_is_not_started_again():
     run = AbRun(stand_in(), SIDES, None, lambda _side: None)
     run._visit = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):

@@ -25,7 +25,7 @@ def test_the_same_build_again_is_no_regression_and_ten_percent_is(stored):
     assert Verdict.PASS not in slower
 
 
-def test_what_runs_differ_by_is_no_excuse_for_what_a_profile_names():
+def test_runs_differ_by_does_not_replace_the_limits_of_named_metrics():
     limits = profile.load("cpu-tiny-gpt-oss").regression
     allowed = [limits.allowed(name) for name in ("tg32@d0", "memory_peak_gib", "startup_s")]
     assert allowed == [0.25, 0.05, 0.75]

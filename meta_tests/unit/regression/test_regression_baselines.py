@@ -129,7 +129,7 @@ def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders)
     assert len(folders) == 1 or named.metrics["tg32@d0"].value == 150.0, "the newest of that number"
 
 
-def test_a_change_says_the_shares_of_the_bound_and_the_bytes():
+def test_a_change_shows_bytes_per_token_and_share_of_the_bound():
     """Half the rate with twice the bytes per token is another format, and no slower kernel."""
     now = metric("tg32@d0", [33.0] * 8, roofline=0.727, bytes_per_token=5.17e9)
     text = changed(now, metric("tg32@d0", [59.4] * 8, roofline=0.716, bytes_per_token=2.83e9)).text

@@ -62,7 +62,7 @@ EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
         pytest.param((60, 60, 60, 60), False, id="60 60 60 60, not changed"),
     ],
 )
-def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
+def test_a_lasting_drop_of_a_metric_is_found(levels, changed):
     for seed in range(10):
         noise = 1 + 0.004 * np.random.default_rng(seed).standard_normal(len(levels))
         series = [metric("tg32@d0", [v]) for v in np.array(levels) * noise]
@@ -81,7 +81,7 @@ def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
         ((50, 50, 50, 60, 60, 60), [0, 3]),
     ],
 )
-def test_levels_without_any_scatter_differ_by_any_change(levels, starts):
+def test_levels_without_noise_differ_by_any_change(levels, starts):
     limits = level_settings.Regression(starts_differ_by=0.0)
     for higher_is_better in (True, False):
         found = metric_levels.levels_of(levels, higher_is_better=higher_is_better, limits=limits)

@@ -67,7 +67,7 @@ def _of_set(kernels: str, seed: int) -> StoredMetric:
         ("FSFS", "F"),
     ],
 )
-def test_a_lottery_of_starts_is_neither_a_regression_of_code_nor_an_improvement(stored, now):
+def test_starts_that_differ_by_8_percent_are_no_regression_and_no_improvement(stored, now):
     """With any verdict, the message says that starts differ by 8 %."""
     for seed in range(0, 400, 10):
         history = [_of_set(kernels, seed + n) for n, kernels in enumerate(stored)]
@@ -102,6 +102,6 @@ def test_a_start_that_is_as_the_last_ones_or_far_better_has_no_remark_on_starts(
         ("memory_peak_gib", "GiB", False),
     ],
 )
-def test_what_starts_do_not_change_fails_as_before(name, unit, of_start):
+def test_metrics_independent_of_the_start_keep_their_limit(name, unit, of_start):
     assert (LIMITS.of_starts(name, unit) > 0.0) == of_start
     assert LIMITS.model_copy(update={"metrics": {name: 0.05}}).of_starts(name, unit) == 0.0

@@ -37,7 +37,7 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
         run._check(Visit("B"), server, sides[1])
 
 
-def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
+def test_side_b_fails_if_it_lost_an_answer_of_side_a(fault_server, timed_server):
     unproven: list[str] = []
     parts = stand_in(redact=str, profile=CPU, unproven=unproven.append)
     clever = fault_server()

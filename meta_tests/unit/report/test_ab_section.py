@@ -11,7 +11,7 @@ from sm121.regression.change import Change
 from sm121.report import forest, page, stored
 
 
-def test_better_is_to_the_right_whatever_is_better():
+def test_better_is_to_the_right_for_rates_and_times():
     rate = Change("tg32@d0", "tok/s", True, 50.0, 45.0, 0.9, 0.89, 0.91, 1, 0.05, Verdict.FAIL)
     time = Change("ttft_p50", "ms", False, 400.0, 440.0, 1.1, 1.09, 1.11, 1, 0.05, Verdict.FAIL)
     drawn = forest.draw([rate, time])
@@ -112,7 +112,7 @@ def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
     assert (reported.here, reported.worse) == (None, None), "verdict.json has no infinity"
 
 
-def test_a_comparison_may_be_void_or_none(tmp_path):
+def test_the_page_of_a_void_or_missing_comparison(tmp_path):
     folder = ab_runs.ab(tmp_path / "ab")
     file = folder / "ab.json"
     void = json.loads(file.read_text()) | {"void": "a warm cache", "outcomes": []}

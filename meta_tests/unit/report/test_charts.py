@@ -119,7 +119,7 @@ def test_gates_have_their_number_beside_them(passed, failed):
     assert label == "61 stretch<br>58 target<br>52 required", "of a GPU five times as fast"
 
 
-def test_points_that_decide_nothing_are_hollow(runs):
+def test_points_without_a_decision_are_hollow(runs):
     looks = {}
     for kind in ("pass", "invalid", "inconclusive"):
         decode = _decode(stored.read(runs[kind]))
@@ -152,7 +152,7 @@ def test_points_that_decide_nothing_are_hollow(runs):
         ),
     ],
 )
-def test_a_history_says_how_this_run_lies_against_the_level(runs, kind, words):
+def test_a_history_shows_the_distance_of_this_run_from_the_level(runs, kind, words):
     (chart,) = page._charts(stored.read(runs[kind]))["history"]
     assert words in chart.note and "no change" not in chart.note
     axis = chart.figure["layout"]["xaxis"]
@@ -161,7 +161,7 @@ def test_a_history_says_how_this_run_lies_against_the_level(runs, kind, words):
     assert levels[-1][1] < 12, "this run is not in the level that it is compared with"
 
 
-def test_a_history_that_begins_at_nothing_has_no_share():
+def test_a_history_that_begins_at_zero_has_no_percentage():
     points = [details.SeriesPoint(run=f"{n}", value=v) for n, v in enumerate((0.0, 5.0))]
     series = details.Series(unit="ms", higher_is_better=False, points=points)
     (chart,) = charts.histories(details.Details(history={"e2e_p50": series}), [])
@@ -215,7 +215,7 @@ def test_each_place_with_a_verdict_of_a_metric_says_how_sure_it_is(passed, start
     assert "8% sure<" in tile and "8% sure |" in summary.markdown(passed.run)
 
 
-def test_what_was_not_held_against_anything_is_measured_not_passed(passed):
+def test_a_metric_without_a_gate_is_shown_as_measured(passed):
     text = page.html(passed)
     row = _row(text, "<code>tg128@d0</code>")
     assert ">measured<" in row and ">PASS<" not in row

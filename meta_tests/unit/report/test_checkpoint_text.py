@@ -20,7 +20,7 @@ def test_a_true_label_is_status_0(tmp_path, capsys):
     assert lines[-1] == "the label and the tensors agree"
 
 
-def test_a_lie_is_status_1_and_one_line(tmp_path, capsys):
+def test_a_wrong_label_has_status_1_and_one_line(tmp_path, capsys):
     public = checkpoints.load("openai/gpt-oss-120b")
     public.config["quantization_config"] = {"quant_method": "fp8"}
     assert cli.main(["checkpoint", str(public.write(tmp_path))]) == 1

@@ -129,7 +129,7 @@ def test_files_of_older_schema_versions_are_read(files):
     assert names == ["early", "early (2)"]
 
 
-def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
+def test_compared_runs_show_failures_and_kernels(files, tmp_path, capsys):
     """By severity; an excused failure does not count. The other run's log proves one value more."""
     other = verdict(memory_peak_gib=metric(3.0, unit="GiB", ci_low=None, ci_high=None)) | {
         "levels": {"smoke": {"verdict": "FAIL", "passed": 1}, "stress": {"verdict": "NOT_RUN"}},
@@ -171,7 +171,7 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
         '[{"avg_ts": "x", "n_prompt": 1, "n_gen": 0}]',
     ],
 )
-def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
+def test_a_file_without_a_result_is_refused_in_one_line(tmp_path, text, capsys):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UsageError, match="expected a report directory"):
         comparison.read(tmp_path / "x.json")
@@ -230,7 +230,7 @@ def test_runs_that_were_asked_otherwise_are_refused(tmp_path, changed, named):
         compared(tmp_path, **changed)
 
 
-def test_what_is_compared_may_differ(tmp_path):
+def test_arguments_and_sources_of_compared_runs_may_differ(tmp_path):
     compared(tmp_path)
     changed = {"arguments": ["--x"], "configuration": "marlin", "sources": {"vllm": "0.33 abc"}}
     assert "profile gb10" in compared(tmp_path, **changed)[0].notes

@@ -124,7 +124,7 @@ def test_json_has_cause_owner_and_remedy_of_a_failure_alone(
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "Traceback of nothing\n" * 3])
-def test_what_is_no_log_is_refused(text: str, tmp_path: Path, capsys) -> None:
+def test_a_file_that_is_no_log_is_refused(text: str, tmp_path: Path, capsys) -> None:
     file = tmp_path / "server.log"
     file.write_text(text)
     assert cli.main(["path", str(file)]) == 4

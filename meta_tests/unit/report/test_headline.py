@@ -257,7 +257,7 @@ def test_the_reason_of_a_failed_run_is_never_that_it_has_not_finished():
     assert run_of(finished=False).reason == "the run has not finished"
 
 
-def test_everybody_says_the_same_sentence(tmp_path):
+def test_page_summary_and_terminal_have_the_same_sentence(tmp_path):
     directory = report_runs.write("fail", tmp_path / "fail")
     report = stored.read(directory)
     sentence = headline.of(report.run).sentence

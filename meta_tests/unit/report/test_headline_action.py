@@ -24,7 +24,7 @@ def report_of(run: VerdictFile, folder: Path, **fields) -> StoredReport:
     return StoredReport(run, folder, details=stored, **fields)
 
 
-def test_there_is_one_action(tmp_path):
+def test_a_failed_run_has_one_next_step(tmp_path):
     gate = run_of(ended("test_decode", metrics=["tg32@d0"]), metrics={"tg32@d0": rate(47.3)})
     report = report_of(gate, tmp_path)
     whole = headline.Action("run again", "python -m pytest --against trusted")
@@ -109,7 +109,7 @@ def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
     assert headline.of(run_of(ended("test_moe"), crashes=[floor])).sentence == "test_moe: it broke"
 
 
-def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
+def test_a_run_that_was_not_run_has_a_reason_and_no_repeat_command(tmp_path):
     why = ended("test_one", Verdict.NOT_RUN, "no GPU is here", skipped=True)
     run = run_of(why)
     assert headline.of(run).sentence.endswith(" (1 of 1: no GPU is here)")

@@ -47,7 +47,7 @@ from sm121.run.verdict_file import (
         ),
     ],
 )
-def test_a_pass_says_what_it_may_not_be_taken_for(levels, fields, word):
+def test_the_word_beside_pass_names_its_limits(levels, fields, word):
     assert headline.of(passed(*levels, **fields)).word == word
 
 

@@ -31,7 +31,7 @@ def planted(base, tmp_path_factory):
     return planted_runs.sixty(base, tmp_path_factory.mktemp("planted"))
 
 
-def test_what_was_planted_is_named(planted, capsys):
+def test_injected_deviations_are_named(planted, capsys):
     assert cli.main(["history", str(planted)]) == 0
     out = capsys.readouterr().out
     assert "the last 20 of 60 runs" in out and "69 %" in out
@@ -129,7 +129,7 @@ def test_two_machines_that_fail_in_one_second_are_two_runs(tmp_path):
     assert [run.is_red for run in past.runs] == [True, True]
 
 
-def test_a_creep_and_a_red_check_of_the_last_run_are_told(base, tmp_path, capsys):
+def test_history_names_a_slow_decline_and_a_failed_check(base, tmp_path, capsys):
     runs = [{"slow": 1.01**n} for n in range(14)]
     runs[-1]["red"] = [CHECK]
     assert cli.main(["history", str(plant(base, tmp_path, {"a1": runs}))]) == 0
@@ -142,7 +142,7 @@ def test_a_creep_and_a_red_check_of_the_last_run_are_told(base, tmp_path, capsys
     [(1.09, 1, True), (1.02, 1, False), (1.09, None, False)],
     ids=["8 % apart", "2 % apart", "of two builds"],
 )
-def test_a_lottery_of_starts_is_named(base, tmp_path, capsys, slow, build, named):
+def test_history_names_starts_of_one_build_that_differ(base, tmp_path, capsys, slow, build, named):
     """Starts of one build, every second one with the slow set of kernels."""
     runs = [{"build": build or 1 + n % 2, "slow": (1.0, slow)[n % 2]} for n in range(8)]
     assert cli.main(["history", str(plant(base, tmp_path, {"a1": runs}))]) == 0

@@ -85,7 +85,7 @@ def test_a_bound_of_a_busy_machine_is_marked(tmp_path, device, others, share, sa
         assert ("bound: not reliable" in text) == (said is not None) and (said or "") in text
 
 
-def test_what_was_left_out_stands_between_the_numbers_and_the_verdict(tmp_path):
+def test_left_out_checks_are_listed_between_numbers_and_verdict(tmp_path):
     lines = closing_lines(report_of("pass", tmp_path))
     numbers = next(number for number, line in enumerate(lines) if line.startswith("tg32@d0"))
     assert numbers < lines.index(PLAN) < len(lines) - 1 and lines[-1].startswith("PASS")
@@ -252,7 +252,7 @@ def test_sm121_compare_calls_a_number_without_a_gate_measured(tmp_path):
         pytest.param(0.0, -0.5, 0.5, "mean KL 0 [-0.5, 0.5] nats", id="not sure"),
     ],
 )
-def test_a_price_of_nothing_is_no_row_of_zeros(value, low, high, words, tmp_path):
+def test_a_price_near_zero_has_its_digits(value, low, high, words, tmp_path):
     run = report_of("pass", tmp_path).run
     run.metrics["price_kl"] = MetricReport(
         value=value, ci_low=low, ci_high=high, unit="nats", verdict=Verdict.PASS
@@ -271,7 +271,7 @@ def test_deviations_of_a_release_stand_apart_from_remarks(tmp_path):
     assert "in the report: 1 known deviation, 1 remark" in closing_lines(report)
 
 
-def test_a_cell_of_the_matrix_is_not_a_count_of_verdicts(tmp_path):
+def test_a_cell_of_the_matrix_is_written_with_the_word_cell(tmp_path):
     """``cell 3: PASS``, because ``3 PASS`` reads as three of them."""
     grid = (
         page.html(report_of("pass", tmp_path)).partition("Matrix grid")[2].partition("</table>")[0]

@@ -258,7 +258,7 @@ def test_a_theme_is_chosen_and_kept(chromium, reports):
 
 
 @pytest.mark.slow("a browser with a broken store")
-def test_a_browser_that_keeps_nothing_is_not_complained_of(chromium, reports):
+def test_a_browser_without_local_storage_has_no_error(chromium, reports):
     page = chromium.new_page(viewport={"width": 1440, "height": 900})
     complaints = []
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -145,7 +145,7 @@ def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
     ) in page.html(report)
 
 
-def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
+def test_unreadable_files_are_not_shown(runs, tmp_path):
     shutil.copy(runs["pass"] / "verdict.json", tmp_path)
     (tmp_path / "matrix").mkdir()
     for name in ("details.json", "memory.json", "matrix/matrix.json"):
@@ -363,7 +363,7 @@ def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path)
     assert outside.memory is None and "not in the report directory" in outside.run.remarks[-1]
 
 
-def test_a_bundle_that_nobody_listed_is_a_crash(runs, tmp_path):
+def test_an_unlisted_crash_bundle_counts_as_a_crash(runs, tmp_path):
     bundle = tmp_path / "crashes" / "7"
     bundle.mkdir(parents=True)
     (bundle / "server.log").write_text("x")

@@ -30,7 +30,7 @@ PLAN = run_plan.RunPlan(
 )
 
 
-def test_an_answer_is_read_as_it_was_told(tmp_path, monkeypatch):
+def test_a_plan_answer_is_read_as_written(tmp_path, monkeypatch):
     file = tmp_path / "plan.json"
     monkeypatch.setenv(run_plan.VARIABLE, str(file))
     assert run_plan.read(file) == run_plan.Answer()
@@ -39,7 +39,7 @@ def test_an_answer_is_read_as_it_was_told(tmp_path, monkeypatch):
         assert run_plan.read(file) == answer
 
 
-def test_nothing_is_told_to_nobody(tmp_path, monkeypatch):
+def test_no_plan_file_is_written_without_the_variable(tmp_path, monkeypatch):
     monkeypatch.delenv(run_plan.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     run_plan.tell(run_plan.Answer(plan=PLAN))

@@ -37,7 +37,7 @@ def settings(directory: Path, trace: str = "auto", **engine):
     )
 
 
-def test_where_traces_go_makes_no_other_server():
+def test_the_folder_of_traces_does_not_change_the_server_key():
     plain = configuration()
     profiled = configuration(traces="/a")
     assert plain.key != profiled.key
@@ -154,7 +154,7 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
         pytest.param({}, {}, "takes no --profiler-config", id="takes no --profiler-config"),
     ],
 )
-def test_what_cannot_be_profiled_is_not_run(
+def test_a_server_that_cannot_be_profiled_is_not_run(
     run_changes, server_changes, expected, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("PATH", str(tmp_path))

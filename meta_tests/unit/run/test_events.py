@@ -12,7 +12,7 @@ import pytest
 
 from meta_tests.fakes import report_runs
 from meta_tests.fakes.run_events import new_file
-from meta_tests.fakes.told_runs import events_of
+from meta_tests.fakes.stored_run_events import events_of
 from meta_tests.folders import DATA, ROOT
 from sm121.cli import main
 from sm121.core.errors import UsageError

@@ -80,9 +80,7 @@ def of_shards(*parts: VerdictFile) -> VerdictFile:
         pytest.param(("unseen", "bad"), "DEGRADED", id="unseen bad, DEGRADED"),
     ],
 )
-def test_a_whole_never_looks_better_than_the_worst_machine_it_was_measured_on(
-    boxes, state, tmp_path
-):
+def test_the_merged_box_has_the_worst_state_of_its_parts(boxes, state, tmp_path):
     for order in (boxes, boxes[::-1]):
         parts = []
         for index, name in enumerate(order, 1):  # as read from a file
@@ -91,7 +89,7 @@ def test_a_whole_never_looks_better_than_the_worst_machine_it_was_measured_on(
         assert of_shards(*parts).box.state == state
 
 
-def test_a_box_that_nobody_asked_for_is_told_from_one_that_could_not_be_told():
+def test_an_unread_box_differs_from_an_unknown_box():
     looked_at = {name for name, box in BOXES.items() if box.looked_at}
     assert looked_at - {"later"} == {"fit", "untold", "no device", "bad"}
 
@@ -146,7 +144,7 @@ def test_shards_are_held_against_one_trusted_run_of_shards():
     assert of_shards(part(1, said("one", "PASS")), part(2, said("two", "PASS"))).against is None
 
 
-def test_what_only_a_worker_knows_goes_to_the_whole_and_its_tests_do_not():
+def test_facts_of_a_worker_are_merged_without_its_unreached_tests():
     worker = part(
         2, said("one", "NOT_RUN", "not reached"), said("end of the run::server", "FAIL"),
         metrics={"tg32@d0": MetricReport(value=1.0, unit="tok/s")}, remarks=["known", "new"],

@@ -103,7 +103,7 @@ def test_after_sigkill_the_files_hold_what_was_decided(attached):
     jsonschema.validate(file, verdict_file.json_schema())
 
 
-def test_when_smoke_fails_nothing_else_runs(attached):
+def test_no_other_level_runs_after_a_failed_smoke_level(attached):
     """Smoke runs first in any order of the files."""
     status, file, run = attached("meta_tests/whole/scenarios/smoke_fails.py")
     levels = {test["level"]: test for test in file["tests"]}
@@ -324,7 +324,7 @@ def test_secrets_of_the_command_line_are_not_shown(run_pytest):
 
 
 @pytest.mark.slow("two runs")
-def test_what_waits_for_an_option_is_left_out(attached):
+def test_tests_that_need_an_option_are_left_out(attached):
     scenario = "meta_tests/whole/scenarios/left_out.py"
     assert "1 slow tests are left out; --slow runs them" in attached(scenario)[2].output
     _, file, _ = attached("--slow", scenario)
@@ -368,7 +368,7 @@ def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, ar
 
 
 @pytest.mark.slow("a run that measures")
-def test_what_cannot_be_measured_warns_of_no_benchmark(run_pytest, fault_server):
+def test_a_metric_that_is_not_run_gives_no_benchmark_warning(run_pytest, fault_server):
     why = "a draft has 2 places"
     _, run = run_pytest(
         "meta_tests/whole/scenarios/measurements.py", *fault_server().options,

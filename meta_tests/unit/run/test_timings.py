@@ -109,7 +109,7 @@ def checks(level: str, number: int, *configurations: str) -> list[Check]:
     return [Check(f"{level}-{n}", level, frozenset(configurations)) for n in range(number)]
 
 
-def test_where_nothing_was_timed_the_range_of_the_plan_ships():
+def test_without_timings_the_shipped_range_of_the_plan_is_used():
     bounds = durations.of(CPU)
     levels = bounds.plans["quick"].levels
     asked = [check for level in levels for check in checks(level, levels[level].checks, "float32")]
@@ -123,7 +123,7 @@ def test_where_nothing_was_timed_the_range_of_the_plan_ships():
     assert time.low < time.high, "never a single number"
 
 
-def test_what_was_timed_here_takes_as_long_again():
+def test_a_check_is_expected_to_take_its_last_duration():
     known = Taken({"float32": 40.0}, {"smoke-0": 3.0}, {"performance-0": 20.0})
     asked = [*checks("smoke", 1, "float32"), *checks("performance", 1, "float32")]
     expected = forecast.of(CPU, "quick", asked, known)
@@ -198,7 +198,7 @@ def test_a_long_start_shows_before_it_has_ended():
     assert before.high == 200.0 + 60.0 and later.high == 2 * 200.0 + 100.0
 
 
-def test_what_was_timed_here_is_not_scaled():
+def test_durations_measured_here_are_not_scaled():
     known = Forecast([Expected(Check("t0", "smoke"), TimeRange.of(30.0), timed=True)], {"x": 10.0})
     starts = [start(100.0, "x")]
     assert Remaining(known, starts).estimate(0.0) == TimeRange.of(30.0)
@@ -249,7 +249,7 @@ def test_a_check_that_takes_much_longer_has_a_lower_bound():
     assert remaining.shown(300.0) == Left(TimeRange(20.0, 40.0), is_slower=True)
 
 
-def test_nothing_known_says_nothing():
+def test_without_durations_no_remaining_time_is_shown():
     assert Remaining(forecast.counted([("a", "smoke")])).shown(0.0) is None
 
 

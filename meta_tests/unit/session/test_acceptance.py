@@ -75,7 +75,7 @@ def low_between(first_s: int, last_s: int):
 
 
 @pytest.mark.parametrize("phase_s", range(0, 60, 10))
-def test_a_low_minute_is_found_at_any_phase(phase_s):
+def test_a_minute_of_low_acceptance_is_found_at_any_phase(phase_s):
     found = every_ten_seconds(low_between(900 + phase_s, 960 + phase_s))
     assert [taken.deviation is not None for taken in found] == [False, False, False, True, False]
     assert found[3].lowest == pytest.approx(0.14)
@@ -87,7 +87,7 @@ def test_a_low_minute_is_found_at_any_phase(phase_s):
     [(1140, [0.86, 0.14, 0.86]), (1170, [0.86, 0.5, 0.14]), (1150, [0.86, 0.26, 0.14])],
     ids=["told at its end", "told after its first half", "told before its lowest window"],
 )
-def test_a_low_minute_between_two_rounds_is_told_with_its_lowest_window(first_s, expected):
+def test_low_acceptance_between_two_rounds_is_reported_with_its_lowest_window(first_s, expected):
     found = every_ten_seconds(low_between(first_s, first_s + 60))
     assert [taken.lowest for taken in found[2:]] == pytest.approx(expected)
     assert [taken.deviation is not None for taken in found[2:]] == [
@@ -143,7 +143,7 @@ def test_a_minute_without_a_reading_of_a_server_that_drafts_is_told():
     [(1000.0, [10.0, 20.0]), (0.0, [10.0, 40.0, 90.0])],
     ids=["one reading comes late", "a server that drafts nothing"],
 )
-def test_what_could_be_watched_is_no_finding(drafted, missed_s):
+def test_enough_acceptance_readings_give_no_finding(drafted, missed_s):
     acceptance = Acceptance()
     acceptance.take(0.0, Counters({"draft_tokens": drafted}))
     for second in missed_s:

@@ -49,7 +49,7 @@ def test_an_honest_run_is_no_worse(trusted, seed):
     )
 
 
-def test_what_was_mended_is_told(trusted):
+def test_fixed_failures_are_listed(trusted):
     run, facts = held(a_run(*changed(1, "PASS", "")), trusted)
     assert facts == [] and run.against.mended == ["tests/a.py::refuses"] and run.against.no_worse
 
@@ -158,7 +158,7 @@ def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, part):
     assert where is None or any(part in line for line in getattr(run.against, where)) or lines
 
 
-def test_what_was_not_asked_for_is_not_missing(trusted):
+def test_unselected_tests_are_not_missing(trusted):
     run, facts = held(a_run(*TESTS[1:]), trusted, left_out={"tests/a.py::holds"})
     assert facts == [] and run.against.no_worse
     run = a_run()
@@ -168,7 +168,7 @@ def test_what_was_not_asked_for_is_not_missing(trusted):
     assert "(correctness not compared)" in run.why()
 
 
-def test_a_path_that_was_asked_for_is_told(trusted):
+def test_a_requested_change_of_the_path_is_only_reported(trusted):
     """Only if the request names that value; missing evidence is always a failure."""
     request = {"field": "kv_cache_dtype", "resolved": "fp8", "state": "resolved", "message": ""}
     requested = [RequestReport(by="--kv-cache-dtype=fp8", **request)]
@@ -184,7 +184,7 @@ def test_a_path_that_was_asked_for_is_told(trusted):
         assert len(facts) == 1 and run.against.path, change
 
 
-def test_a_rate_that_nobody_compares_is_not_green(tmp_path, trusted):
+def test_a_rate_that_cannot_be_compared_does_not_pass(tmp_path, trusted):
     run = a_run(*TESTS)
     _, (test,) = held(run, trusted, rate=0.0)
     assert test.id == "--against::tg32@d0"
@@ -305,7 +305,7 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
     assert [(test.id, test.verdict) for test in facts] == [("--against::tg32@d0", Verdict.INVALID)]
 
 
-def test_what_is_not_judged_is_said(trusted):
+def test_unjudged_metrics_are_named(trusted):
     """A percentile is nearly twice as long: one run decides nothing, and it is not reported as
     good."""
     rate = trusted.newest.metrics["tg32@d0"]
@@ -344,7 +344,7 @@ def test_copies_are_of_the_file(trusted):
 
 
 @pytest.mark.slow("eight runs")
-def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server, run_pytest):
+def test_a_removed_test_is_missing_if_it_would_have_been_selected(fault_server, run_pytest):
     """By -k, -m and the plan, as if it still existed."""
     attached = ("--arch", "cpu", *fault_server().options)
     file = "meta_tests/whole/scenarios/vanishing.py"

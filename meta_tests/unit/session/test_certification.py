@@ -59,7 +59,7 @@ def test_a_run_with_everything_is_certified(name):
     assert run.certified and run.verdict is Verdict.PASS, run.reason
 
 
-def test_where_no_oracle_can_judge_a_golden_file_does():
+def test_a_certificate_without_an_oracle_needs_a_golden_file():
     before = CPU.correctness
     cannot = {**before.cannot, "oracle": "this test"}
     update = {"cannot": cannot, "log_probability_tolerance": {}}
@@ -174,7 +174,7 @@ def test_a_test_of_the_inventory_that_is_not_there_is_a_gap(left_out, reason):
     assert run.verdict is Verdict.NOT_RUN and not run.certified and reason in run.reason
 
 
-def test_a_crash_is_a_gap_whatever_the_tests_say():
+def test_a_crash_refuses_the_certificate():
     file = whole()
     file.crashes = [CrashReport(kind="xid", summary="Xid 13", owner="driver")]
     run = certified(file)
@@ -200,7 +200,7 @@ def test_no_waiver_stands_for_a_blocker_and_others_are_told():
 
 
 @pytest.mark.parametrize("is_shipped", [True, False, None])
-def test_whose_profile_it_is_stands_on_the_certificate(is_shipped):
+def test_a_certificate_says_whether_its_profile_is_shipped(is_shipped):
     """If it is not the shipped one, the first line and the summary say so."""
     file = whole()
     by = "certified by profile cpu-tiny-gpt-oss, which is not the shipped one"
@@ -356,7 +356,7 @@ def test_tests_of_levels_that_are_not_asked_for_are_left_out():
     assert config.stash.get(selection.LEFT_OUT, []) == [f"{line} matrix level"]
 
 
-def test_what_is_deselected_of_a_level_that_is_asked_for_is_a_gap():
+def test_deselected_tests_of_a_certified_level_are_gaps():
     config = a_run(asking("smoke", "performance"), certify=True)
     selection.note_deselected(config, [Item("a", "matrix"), Item("b", "performance")])
     assert selection.missed(config, "cpu") == ["b"]
@@ -383,7 +383,7 @@ def test_a_certificate_says_what_it_covers():
     assert whole().certificate_covers is None
 
 
-def test_what_was_asked_for_and_is_not_what_ran_is_a_gap_without_the_kernel_level():
+def test_a_path_difference_is_a_gap_without_the_kernel_level():
     path = PATH.model_copy(update={"differences": ["--moe-backend marlin: TRITON ran"]})
     judging = asking("smoke", "stress")
     file = whole(judging, engine=EngineReport(name="vllm", managed=True, model="m", path=path))
@@ -419,7 +419,7 @@ def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, lin
 # The fingerprint.
 
 
-def test_an_own_profile_under_a_shipped_name_shows_as_that(tmp_path):
+def test_a_changed_profile_under_a_shipped_name_is_not_shipped(tmp_path):
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     same = tmp_path / "same.toml"
     other = tmp_path / "other.toml"

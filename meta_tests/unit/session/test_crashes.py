@@ -16,7 +16,7 @@ from meta_tests.folders import FAKES
         pytest.param(SIGSEGV, "engine_dead", id="segv", marks=pytest.mark.slow("another signal")),
     ],
 )
-def test_all_who_name_a_cause_name_the_same(run_pytest, canary_bf16, number, kind):
+def test_message_crash_and_bundle_name_the_same_cause(run_pytest, canary_bf16, number, kind):
     """The log has no cause. The exit code and the kernel's messages have one, but only the crash's
     line used them: the test's message named the OOM killer."""
     environment = {

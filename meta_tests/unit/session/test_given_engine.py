@@ -57,7 +57,7 @@ def test_options_that_agree():
     given_engine.refuse_conflicts(option(served_model_name="b", server_log="x.log"), URL)
 
 
-def test_a_file_of_waivers_that_is_not_there():
+def test_a_missing_waiver_file_is_refused():
     with pytest.raises(UsageError, match=r"--waivers /nowhere\.toml: .*expected"):
         waivers.load(Path("/nowhere.toml"))
 

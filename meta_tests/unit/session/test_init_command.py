@@ -110,7 +110,7 @@ def test_the_exam_has_what_was_right_in_three_rounds(written):
     ("unknown", "how"),
     [("the arguments of the start", "--server-log FILE"), ("attention", "--server-log FILE")],
 )
-def test_what_it_could_not_learn_is_a_comment_that_says_how(written, unknown, how):
+def test_unknown_values_become_comments_with_instructions(written, unknown, how):
     with another_model() as url:
         text, mine = written(url)
     assert re.search(rf"^# UNKNOWN: {unknown}[^#]*{how}", text, re.M), text
@@ -124,7 +124,7 @@ def test_a_server_without_a_parser_of_tools_cannot_call_them(written):
     assert not mine.correctness.tool_calls and not mine.correctness.chat_format.reasoning
 
 
-def test_a_folder_is_a_name(written):
+def test_the_path_of_a_folder_is_the_served_name(written):
     """vLLM serves a model under the path of its folder, unless it gets another name."""
     with another_model(name="/models/Qwen3-8B:q4") as url:
         _, mine = written(url)

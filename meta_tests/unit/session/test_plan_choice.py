@@ -133,13 +133,13 @@ def test_an_attached_server_is_asked_the_same(run_pytest, fault_server):
     assert (found, levels) == ((DEFAULT, NOTHING), QUICK_LEVELS)
 
 
-def test_a_part_that_was_named_lacks_no_metric_of_the_others(run_pytest, history):
+def test_a_named_test_misses_no_metric_of_other_tests(run_pytest, history):
     """The history of a whole run has metrics that a named test does not measure."""
     _, _, output = asked(run_pytest, history, "-k", "test_decode_rate", "--benchmark-compare")
     assert "test_no_metric_is_worse" in output and "test_no_metric_is_missing" not in output
 
 
-def test_a_plan_asks_all_that_compares(run_pytest, history):
+def test_a_plan_has_all_tests_that_compare(run_pytest, history):
     _, _, output = asked(run_pytest, history, "--benchmark-compare")
     assert "test_no_metric_is_missing" in output
 
@@ -163,7 +163,7 @@ def test_the_trusted_run_decides_where_its_plan_is_larger_than_quick(run_pytest,
     assert found == ("merge", Reason.TRUSTED.value) and "stress" in levels
 
 
-def test_what_a_plan_left_out_is_said_with_its_price():
+def test_left_out_checks_are_shown_with_their_duration():
     larger = (LargerPlan("merge", 474, "about 29 min"), LargerPlan("full", 565, None))
     assert str(LeftOut("quick", 530, larger)) == (
         "plan quick left out 530 checks: --plan merge (474 checks, about 29 min), "

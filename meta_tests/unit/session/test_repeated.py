@@ -87,7 +87,7 @@ def test_files_stay_bounded(tmp_path, monkeypatch):
     assert max(sizes) < 2500
 
 
-def test_a_restart_counts_on_and_keeps_the_bound(tmp_path):
+def test_a_restarted_command_keeps_numbering_and_the_limit_of_reports(tmp_path):
     """Five processes in one folder: ten reports remain, and each line names its own report."""
     for _process in range(5):
         play_all(tmp_path, [Verdict.FAIL, Verdict.PASS, *[Verdict.FAIL] * 10])

@@ -89,7 +89,7 @@ def test_the_expected_profile_is_of_the_architecture_that_a_marker_names(monkeyp
     )
 
 
-def test_a_plan_asks_by_name_and_by_marker():
+def test_a_plan_selects_by_name_and_by_marker():
     rows = {"levels": ["kernel", "smoke"], "tests.kernel": ["never_waived", "test_moe_*"]}
     row = planned(**rows).plan("nightly")
     assert row.asks("smoke", "test_health", ())
@@ -148,7 +148,7 @@ def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
     assert any("test_token_counts_are_exact[1]" in test for test in tests)
 
 
-def test_what_an_option_asks_for_is_in_every_plan(run_pytest):
+def test_tests_of_an_option_are_in_every_plan(run_pytest):
     options = ("--plan", "quick", "--matrix", "1", "--soak", "30s")
     tests, _ = collected(run_pytest, *options, "tests/test_matrix.py", "tests/test_stress.py")
     assert any(test.startswith("tests/test_matrix.py::test_cell") for test in tests)
@@ -185,7 +185,7 @@ def facts_of_a_start(of: Profile, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("gib", [0.01, 1e6])
-def test_a_plan_says_what_stands_against_a_start(tmp_path, gib):
+def test_a_plan_shows_problems_that_prevent_a_start(tmp_path, gib):
     cpu = profile.load("cpu-tiny-gpt-oss")
     engine = cpu.engine.model_copy(update={"needs": engine_settings.Needs(memory_gib=gib)})
     lines = facts_of_a_start(cpu.model_copy(update={"engine": engine}), tmp_path)

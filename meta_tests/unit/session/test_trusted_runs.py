@@ -35,7 +35,7 @@ def test_nothing_gets_worse_step_by_step(tmp_path):
 
 
 @pytest.mark.parametrize("how", [{"waived": True}, {"tolerated": "listed"}])
-def test_what_another_reason_excused_is_not_known(tmp_path, how):
+def test_failures_excused_for_another_reason_are_not_known(tmp_path, how):
     file = a_run(*TESTS)
     file.tests[1] = file.tests[1].model_copy(update=how)
     file.judge()
@@ -129,7 +129,7 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
         (None, "", "expected a report directory"),
     ],
 )
-def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, text, why):
+def test_a_run_unusable_as_trusted_run_is_refused(tmp_path, changes, text, why):
     folder = stored(a_run(("tests/a.py::holds", "PASS", "")), tmp_path / "run")
     file = folder / "verdict.json"
     if text is None:
@@ -141,7 +141,7 @@ def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, te
         trusted_runs.trust(folder, tmp_path / "storage")
 
 
-def test_a_run_of_nothing_is_not_called_old(tmp_path):
+def test_a_run_without_tests_is_refused_for_that_reason(tmp_path):
     """It has no fingerprint, because it was stopped before it had a target."""
     run = a_run(("tests/a.py::a", "NOT_RUN", "no GPU"), fingerprint=None, metrics={})
     folder = stored(run, tmp_path / "run")
@@ -182,7 +182,7 @@ def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
     assert not facts and run.against.no_worse and run.against.known == ["tests/a.py::a"]
 
 
-def test_what_is_worse_can_be_accepted(tmp_path):
+def test_a_worse_run_can_be_trusted_with_anew(tmp_path):
     for n in range(3):
         trusted_runs.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
     folder = stored(a_run(*TESTS, rate=45.0), tmp_path / "slower", 45.0)
@@ -230,7 +230,7 @@ def of_a_sick_box(**fields) -> VerdictFile:
     return file
 
 
-def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
+def test_a_trusted_run_on_a_degraded_box_counts_only_for_answers(tmp_path, capsys):
     """Its rates are not judged, and both trust and the run say so."""
     folder = stored(of_a_sick_box(), tmp_path / "sick")
     assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0

@@ -71,7 +71,7 @@ def test_a_kv_cache_that_fills_and_then_stays_is_no_leak(until):
     assert verdicts(filled(until, loads=4), 128 * GIB)["machine"] is Verdict.PASS
 
 
-def test_a_leak_that_fills_to_the_end_is_none_that_stays():
+def test_a_leak_that_grows_to_the_end_fails():
     assert verdicts(filled(1.0), 128 * GIB)["machine"] is Verdict.FAIL
     assert verdicts(filled(4.0, loads=4), 128 * GIB)["machine"] is Verdict.FAIL, "a slow one"
 
@@ -151,7 +151,7 @@ def test_handles_that_a_pool_holds_are_no_leak(requests_a_sample, each, most, ve
     assert verdicts(samples, None)["open handles and threads"] is Verdict(verdict)
 
 
-def test_a_sample_without_a_value_is_left_out_and_silence_decides_nothing():
+def test_samples_without_a_value_are_left_out_and_too_few_decide_nothing():
     leak = sampled(device=lambda n: None if n % 5 == 0 else (8 + n) * GIB)
     assert verdicts(leak, 128 * GIB)["device"] is Verdict.FAIL
     silent = sampled(device=lambda n: 8 * GIB if n < 25 else None)
@@ -247,7 +247,7 @@ def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kin
     assert running, "no server that is not stopped may do so"
 
 
-def test_what_a_stop_does_not_excuse():
+def test_faults_that_a_stop_does_not_excuse():
     ended = outcome((1, 2), finish="abort", ended=6.0)
     ended.answer = replace(ended.answer, prompt_tokens=4711)
     (fault,) = stopped(ended)
@@ -297,7 +297,7 @@ def test_another_requests_text_or_ids_are_no_noise(change, said):
         pytest.param({"prompt_tokens": 4711}, "wrong_usage", id="prompt_tokens 4711, wrong_usage"),
     ],
 )
-def test_what_an_answer_has_alone_it_has_under_load(change, kind):
+def test_an_answer_under_load_has_the_fields_of_the_answer_alone(change, kind):
     whole = outcome((1, 2, 3, 4))
     whole.answer = replace(whole.answer, text="abcd", **change)
     assert checks.fault(whole, EXACT).kind == kind
@@ -437,7 +437,7 @@ NO_MEMORY = (
         ),
     ],
 )
-def test_a_driver_without_memory_explains_an_end_without_a_word(logged):
+def test_a_failed_driver_allocation_explains_an_end_without_a_log_line(logged):
     cause = cause_of(logged, KernelMessages((NO_MEMORY,)))
     assert cause.kind == "oom" and "the NVIDIA driver found no memory" in cause.summary
     of_start = KernelMessages((NO_MEMORY,), starts=[(9.0, 9.5)])  # it answered after that

@@ -107,7 +107,7 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
         pytest.param("join-lengths", "joins 5 that decode.*: .*connection", marks=pytest.mark.slow),
     ],
 )
-def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
+def test_a_prompt_that_harms_decoding_requests_is_named(level, fault, said):
     sick, _ = level(fault)
     with pytest.raises(UnderLoad, match=said):
         sick.joining()
@@ -255,7 +255,7 @@ def test_a_long_answer_is_compared_to_its_end(level, monkeypatch, fault, text):
         whole.long_generation()
 
 
-def test_what_no_counter_showed_is_not_green(level, monkeypatch):
+def test_joining_counts_without_a_counter_are_not_passed(level, monkeypatch):
     monkeypatch.setattr("sm121.stress.joining._MORE_S", 1.0)
     uncounted, _ = level("uncounted")
     with pytest.raises(verdict.NotRun, match="has no counter"):
@@ -265,7 +265,7 @@ def test_what_no_counter_showed_is_not_green(level, monkeypatch):
         fewer.joining()
 
 
-def test_how_many_run_at_once_is_read_from_the_arguments():
+def test_the_limit_of_concurrent_requests_comes_from_the_arguments():
     assert at_once(["--max-num-seqs", "8", "--max_num_seqs=2"]) == 2
     assert at_once(["--max-running-requests=16"]) == 16
     assert at_once(["--max-num-batched-tokens", "8192"]) is None

@@ -89,7 +89,7 @@ def test_the_load_of_a_small_cache_is_what_it_was():
         pytest.param((), "nothing", 2048, id="nothing, 2048"),
     ],
 )
-def test_the_chunk_is_the_servers(tmp_path, arguments, text, chunk):
+def test_the_size_of_prefill_chunks_comes_from_the_server(tmp_path, arguments, text, chunk):
     log = tmp_path / "server.log"
     log.write_text(text)
     server = SimpleNamespace(configuration=SimpleNamespace(arguments=arguments), log=log)

@@ -89,7 +89,7 @@ def test_no_profile_of_a_gb10_asks_for_what_is_refused(name):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_release_chooses_is_what_the_profile_expects(version):
+def test_the_choices_of_a_release_are_those_of_the_profile(version):
     """A healthy machine passes the kernel path with each configuration, and without arguments."""
     expected = {
         name: served for name, c in GB10.configurations.items() if (served := c.at(version))
@@ -204,7 +204,7 @@ def test_fp8_kv_cache_is_taken_with_both_attentions():
         (None, None),
     ],
 )
-def test_what_is_known_of_a_version(version, expected):
+def test_the_recorded_release_for_a_version(version, expected):
     """The release itself, or the one before it with the same minor version."""
     known = data.at(KNOWN, version)
     assert (known and known.version) == expected
@@ -216,7 +216,7 @@ def test_the_data_are_written_as_they_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_a_release_logs_for_its_choice_is_recognised(version, tmp_path):
+def test_logged_choices_of_a_release_are_recognised(version, tmp_path):
     for number, answer in enumerate(data.at(KNOWN, version).answers):
         if answer.attention is None:
             continue

@@ -188,7 +188,7 @@ def test_an_index_of_pips_without_torch_is_helped_by_pytorchs(calls):
 
 
 @pytest.mark.parametrize("variables", [{"UV_ENDS": "2"}, {"UV_ENDS": "0", "UV_IS_THERE": "1"}])
-def test_where_uv_fails_pip_installs(calls, capsys, variables):
+def test_pip_installs_if_uv_fails(calls, capsys, variables):
     """uv has no network, or cannot be installed."""
     status, made = calls("", **variables)
     assert status == 0
@@ -198,7 +198,7 @@ def test_where_uv_fails_pip_installs(calls, capsys, variables):
     assert "pip installs instead" in text and "installed in" in text and "Traceback" not in text
 
 
-def test_where_both_fail_both_say_why(calls, capsys):
+def test_if_uv_and_pip_fail_both_reasons_are_shown(calls, capsys):
     status, _made = calls("", UV_ENDS="2", PIP_ENDS="9")
     assert status == 9
     text = capsys.readouterr().out

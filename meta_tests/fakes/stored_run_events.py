@@ -10,7 +10,7 @@ from sm121.run.verdict_file import ShardTest, VerdictFile
 
 def events_of(file: VerdictFile) -> list[Event]:
     """Return events that give a verdict file."""
-    told: list[Event] = [
+    emitted: list[Event] = [
         events.Opened(
             arch=file.arch,
             profile=file.profile,
@@ -27,21 +27,21 @@ def events_of(file: VerdictFile) -> list[Event]:
         events.Changed(file.changes),
     ]
     if file.shard is not None:
-        told[1] = events.Collected(told[1].tests, file.shard)
+        emitted[1] = events.Collected(emitted[1].tests, file.shard)
     for start in file.starts:
-        told.append(events.ServerStarting(start.configuration))
-        told.append(events.StartEnded(start.model_copy(update={"clean_stop": None})))
+        emitted.append(events.ServerStarting(start.configuration))
+        emitted.append(events.StartEnded(start.model_copy(update={"clean_stop": None})))
         if start.clean_stop is not None:
-            told.append(events.ServerStopped(start.log, start.clean_stop))
-    told += [events.Died(crash) for crash in file.crashes]
-    told += [events.Measured(name, metric) for name, metric in file.metrics.items()]
-    told += [events.Decided(test) for test in file.tests]
-    told += [events.Unproven(line) for line in file.unproven]
-    told += [events.Remarked(line) for line in file.remarks]
+            emitted.append(events.ServerStopped(start.log, start.clean_stop))
+    emitted += [events.Died(crash) for crash in file.crashes]
+    emitted += [events.Measured(name, metric) for name, metric in file.metrics.items()]
+    emitted += [events.Decided(test) for test in file.tests]
+    emitted += [events.Unproven(line) for line in file.unproven]
+    emitted += [events.Remarked(line) for line in file.remarks]
     if file.memory is not None:
-        told.append(events.MemoryRead(file.memory))
+        emitted.append(events.MemoryRead(file.memory))
     if file.against is not None:
-        told.append(events.Compared(file.against))
+        emitted.append(events.Compared(file.against))
     closed = events.Closed(
         finished=file.finished,
         verdict=file.verdict,
@@ -49,7 +49,7 @@ def events_of(file: VerdictFile) -> list[Event]:
         certified=file.certified,
         duration_s=file.duration_s,
     )
-    return [*told, closed]
+    return [*emitted, closed]
 
 
 def require_same(report: Path) -> None:
@@ -58,6 +58,6 @@ def require_same(report: Path) -> None:
     written = report / verdict_file.NAME
     if not stream.is_file() or not written.is_file():
         return
-    told = events.read(stream).events
-    if any(isinstance(each.event, events.Closed) for each in told):
-        assert written.read_text("utf-8") == json_text(fold.fold(told)) + "\n"
+    emitted = events.read(stream).events
+    if any(isinstance(each.event, events.Closed) for each in emitted):
+        assert written.read_text("utf-8") == json_text(fold.fold(emitted)) + "\n"
