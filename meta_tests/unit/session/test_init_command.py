@@ -12,6 +12,8 @@ from meta_tests.fakes.two_ranks import TwoRanks
 from meta_tests.folders import FAKES
 from sm121 import cli
 from sm121.answers import exam
+from sm121.answers.agreement import TokenAgreement
+from sm121.answers.golden_comparison import GoldenComparison
 from sm121.checkpoint import inspection
 from sm121.clock.measuring import Number, Result
 from sm121.core import profile
@@ -104,6 +106,21 @@ def test_the_exam_has_what_was_right_in_three_rounds(written):
     ids = [question.id for question in own.facts.questions]
     # The answer about Peru was wrong in the third round. Two exams ask about Norway.
     assert ids == ["capital-of-norway", "capital-of-spain", "capital-of-norway-2"]
+
+
+def test_the_golden_bound_is_the_measured_one(draft, tmp_path):
+    """The other tolerances stay those of the shipped profile."""
+    errors = (0.04, 0.02)
+    agreed = TokenAgreement(errors, (True, True), (1e-4, 1e-4), forks=0, disagreement=None)
+    made = dataclasses.replace(draft(), spread=GoldenComparison({"one": agreed}, ()))
+    file = tmp_path / "mine.toml"
+    file.write_text(made.text("canary"))
+    mine = profile.load(str(file)).correctness
+    shipped = profile.load("sm121-gpt-oss-120b").correctness
+    assert mine.golden["auto"].max_abs == 0.1 and mine.golden["auto"].mean_divergence == 6.3e-4
+    assert DATE in mine.golden["auto"].source
+    assert mine.agreement["auto"] == shipped.agreement["auto"]
+    assert draft().tolerances("golden")["auto"]["max_abs"] == shipped.golden["auto"].max_abs
 
 
 @pytest.mark.parametrize(

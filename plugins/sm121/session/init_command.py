@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.answers import exam as exams
+from sm121.answers import prompts
+from sm121.answers.golden_comparison import GoldenComparison
+from sm121.client.completions import Asker
 from sm121.clock.measuring import Result, measure
 from sm121.core import architecture, profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.files import write_text
 from sm121.core.server import Server
+from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
 from sm121.engines import attached, attached_log, dead_runs, given_key, registry
 from sm121.engines.capabilities import Capabilities
@@ -25,7 +29,7 @@ from sm121.engines.detection import detect
 from sm121.engines.managed import ManagedServer
 from sm121.engines.starting import StartHooks, StartLimits
 from sm121.evidence import signatures
-from sm121.session import served_facts
+from sm121.session import answer_spread, served_facts
 from sm121.session.known_answers import Examiner
 from sm121.session.profile_draft import Draft, base_profile, prompt_tokens
 
@@ -111,7 +115,7 @@ def _draft(request: Request, server: Server, can: Capabilities, arch: str, say: 
     measured, no_rates = None, "not measured, as --no-rates was given"
     if request.measures:
         measured, no_rates = _measured(server, prompt_tokens(facts.context), say)
-    return Draft(
+    draft = Draft(
         name=_name(server.endpoint.served_name, arch),
         arch=arch,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -121,6 +125,18 @@ def _draft(request: Request, server: Server, can: Capabilities, arch: str, say: 
         arguments=request.engine_arguments,
         no_rates=no_rates,
     )
+    return dataclasses.replace(draft, spread=_spread(server, draft.fork, say))
+
+
+def _spread(server: Server, fork: float, say: Say) -> GoldenComparison | None:
+    """Return the difference between answers alone and in a batch; None if it cannot be measured."""
+    try:
+        spread = answer_spread.measure(Asker(server), prompts.continuations(), fork)
+    except (Sm121Error, NotRun, Unmet) as error:
+        say(f"answers alone and in a batch: not compared: {error}")
+        return None
+    say(f"answers alone and in a batch: {spread.summary()}")
+    return spread
 
 
 def _measured(server: Server, prompt: int, say: Say) -> tuple[Result | None, str]:

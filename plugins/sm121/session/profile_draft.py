@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sm121.answers.golden_comparison import GoldenComparison
 from sm121.clock.measuring import Number, Result
 from sm121.core import profile, templates
 from sm121.core.data_file import DataTable
+from sm121.core.level_settings import GoldenBound
 from sm121.core.profile import Profile
 from sm121.measure.metrics.times import TimeToFirstToken
+from sm121.session import answer_spread
 from sm121.session.known_answers import KnownAnswers
 from sm121.session.served_facts import ServedFacts
 
@@ -45,6 +48,7 @@ class Draft:
         measured: Its rates and times; None: they were not measured.
         arguments: The arguments that the user gave; empty: those in the log.
         no_rates: The reason for missing rates.
+        spread: The difference between answers alone and in a batch; None: it was not measured.
     """
 
     name: str
@@ -55,6 +59,7 @@ class Draft:
     measured: Result | None
     arguments: Sequence[str] = ()
     no_rates: str = ""
+    spread: GoldenComparison | None = None
     base: Profile = field(init=False)
 
     def __post_init__(self) -> None:
@@ -220,7 +225,18 @@ class Draft:
         dtype = (self.facts.path.dtype or "bfloat16").removeprefix("torch.")
         if "auto" not in rows:
             rows["auto"] = rows.get(dtype, rows["bfloat16"])
+        if key == "golden" and self.spread is not None:
+            served = dtype if dtype in rows else "auto"
+            base = GoldenBound(**rows[served])
+            measured = answer_spread.bound_of(self.spread, base, self.date)
+            if measured is not None:
+                rows[served] = rows["auto"] = _values(measured)
         return rows
+
+    @property
+    def fork(self) -> float:
+        """The shipped profile's difference in nats at which two tokens are equally likely."""
+        return float(self.tolerances("golden")["auto"]["fork"])
 
 
 def prompt_tokens(context: int | None) -> int:

@@ -1,0 +1,86 @@
+"""How far a server's answers differ by rounding alone, and the golden bound that follows.
+
+A prompt alone and the same prompt in a batch are computed by kernels with another order of
+additions, as in another build. Their difference is therefore the noise of a server's arithmetic.
+"""
+
+from sm121.answers import agreement, golden
+from sm121.answers.agreement import Positions
+from sm121.answers.golden_comparison import GoldenComparison
+from sm121.answers.prompts import Prompt, PromptSet
+from sm121.api.client import together
+from sm121.client.completions import Asker
+from sm121.core.level_settings import AgreementBound, GoldenBound
+
+#: How many times its spread a difference may be; a divergence grows with the square of it. Kernels
+#: of equal precision changed the answers of two small models by up to 1.6 times their spread, one
+#: projection of one layer scaled by 1.1 by at least 3.4 times
+#: (docs/another-model.md).
+_ALLOWANCE = 2.5
+#: The rounding errors of float32: the smallest bounds, of `cpu-tiny-gpt-oss`.
+_FLOAT32_MAX = 1e-3
+_FLOAT32_MEAN = 1e-4
+_FLOAT32_DIVERGENCE = 1e-5
+#: A difference in nats that no answer has, so that any difference is measured.
+_ANY = 1e6
+
+
+def measure(asker: Asker, prompts: PromptSet, fork: float) -> GoldenComparison:
+    """Compare the answers to a prompt set, each alone, with those in one batch.
+
+    Args:
+        asker: The client of the server.
+        prompts: The prompt set.
+        fork: The difference in nats at which two tokens are equally likely.
+
+    Raises:
+        NotRun: The engine sends no log-probabilities.
+        Refused: The server does not answer.
+    """
+
+    def positions(prompt: Prompt) -> Positions:
+        return asker.positions(golden.ask(asker, prompt.text, prompt.tokens))
+
+    alone = [positions(prompt) for prompt in prompts.prompts]
+    batch = together(positions, prompts.prompts, at_once=len(prompts.prompts))
+    bound = AgreementBound(max_abs=_ANY, mean_abs=_ANY, fork=fork, source="any difference")
+    agreements = {}
+    for prompt, one, other in zip(prompts.prompts, alone, batch, strict=True):
+        agreements[prompt.name] = agreement.judge(one, other, bound)
+    return GoldenComparison(agreements, ())
+
+
+def bound_of(spread: GoldenComparison, base: GoldenBound, date: str) -> GoldenBound | None:
+    """Return the golden bound for a measured spread, which is never above the shipped one.
+
+    Args:
+        spread: The result of `measure`.
+        base: The bound of the shipped profile.
+        date: The day of the measurement, in ISO 8601.
+
+    Returns:
+        The bound. None if the spread shows nothing about another kernel: both answers are equal to
+        the last bit, or differ by more than rounding.
+    """
+    largest = spread.worst.error
+    differs = any(agreed.disagreement is not None for agreed in spread.agreements.values())
+    if largest == 0 or differs:
+        return None
+    mean = max(agreed.mean_abs for agreed in spread.agreements.values())
+    divergence = spread.mean_divergence
+    return base.model_copy(
+        update={
+            "max_abs": _bound(_ALLOWANCE * largest, _FLOAT32_MAX, base.max_abs),
+            "mean_abs": _bound(_ALLOWANCE * mean, _FLOAT32_MEAN, base.mean_abs),
+            "mean_divergence": _bound(
+                _ALLOWANCE**2 * divergence, _FLOAT32_DIVERGENCE, base.mean_divergence
+            ),
+            "source": f"{_ALLOWANCE} times the difference between answers alone and in a batch, as "
+            f"measured on {date}: {largest:.2g} nats, mean KL {divergence:.2g}",
+        }
+    )
+
+
+def _bound(value: float, least: float, most: float) -> float:
+    """Return a value between two others, with two digits."""
+    return float(f"{min(max(value, least), most):.2g}")
