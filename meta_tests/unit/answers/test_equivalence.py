@@ -312,6 +312,22 @@ def test_an_answer_that_may_end_early_has_finish_reason_stop():
     assert malformed(cut, 2, may_end=True) is not None
 
 
+@pytest.mark.parametrize(
+    ("likelier", "bans", "passes"),
+    [
+        pytest.param((5, 5), True, True, id="the end token, which llama.cpp bans"),
+        pytest.param((5, 6), True, False, id="two tokens, of which one is no end token"),
+        pytest.param((5, 5), False, False, id="the end token, and the engine bans none"),
+    ],
+)
+def test_one_banned_token_may_be_likelier(likelier, bans, passes):
+    """llama.cpp bans the end token for `ignore_eos`, and sends its log-probability all the same."""
+    first, second = likelier
+    places = (at(97, 0.3, **{f"t{first}": 0.6}), at(98, 0.3, **{f"t{second}": 0.6}))
+    answered = dataclasses.replace(WHOLE, positions=places)
+    assert (malformed(answered, 2, end_banned=bans) is None) == passes
+
+
 def test_ids_are_held_against_their_text(tmp_path):
     tokens = vocabulary.load(write_tokenizer(tmp_path) / vocabulary.FILE)
     ids = [*"Grüße 👋".encode(), 256]

@@ -22,6 +22,7 @@ def malformed(
     *,
     may_end: bool = False,
     banned: bool = False,
+    end_banned: bool = False,
 ) -> Fact | None:
     """Check that a greedy answer fits its request, and that the answer's fields fit each other.
 
@@ -35,6 +36,8 @@ def malformed(
         may_end: Whether the answer may end before the limit. Its finish_reason must then be stop.
         banned: Whether the request forbids the end-of-text token (``min_tokens``): that token may
             then be likelier than the generated one.
+        end_banned: Whether the engine may ban the end token for ``ignore_eos``; see
+            `wrong_positions`.
 
     Returns:
         The first error, or None.
@@ -48,15 +51,18 @@ def malformed(
             return Fact("the ids of the prompt", _first_difference(prompt, prompt_ids))
         if answer.prompt_tokens not in (None, len(prompt_ids)):
             return Fact(f"usage of {len(prompt_ids)} prompt tokens", f"{answer.prompt_tokens}")
-    return wrong_positions(answer, banned=banned)
+    return wrong_positions(answer, banned=banned, end_banned=end_banned)
 
 
-def wrong_positions(answer: Completion, *, banned: bool = False) -> Fact | None:
+def wrong_positions(
+    answer: Completion, *, banned: bool = False, end_banned: bool = False
+) -> Fact | None:
     """Check that the log-probabilities of a greedy answer belong to its tokens and are the highest.
 
     Args:
         answer: The answer.
         banned: Whether a token may be more likely than the generated one.
+        end_banned: Whether one token, the same throughout the answer, may be more likely.
 
     Returns:
         The first error, or None. None also if the answer has no log-probabilities.
@@ -66,12 +72,16 @@ def wrong_positions(answer: Completion, *, banned: bool = False) -> Fact | None:
     fault = _wrong_names(answer)
     if fault is not None:
         return fault
+    likelier: set[str] = set()
     for index, position in enumerate(answer.positions):
         value = position.log_probability
         best = max(position.top.values(), default=-math.inf)
         if not value <= _ROUNDING or math.isinf(value):
             return Fact("a log-probability", f"{value}", f"token {index}")
         if best > value + _ROUNDING and not banned:
+            likelier |= {name for name, log in position.top.items() if log > value + _ROUNDING}
+            if end_banned and len(likelier) == 1:
+                continue
             evidence = f"{value:.6g}, and another has {best:.6g}"
             return Fact("the likeliest token", position.token, f"token {index}", evidence=evidence)
     return None

@@ -110,6 +110,9 @@ class Asker:
         #: Whether the server is vLLM, which must send the fields that it documents. Other engines
         #: may lack them.
         self._documented = server.engine == "vllm" or server.version is not None
+        #: Whether the server may ban the end token for ``ignore_eos``, as llama.cpp does; it sends
+        #: the log-probabilities before the ban.
+        self._bans_end = server.engine == "llama-cpp" or not self._documented
         #: Whether the server only accepts the fields of OpenAI's own API.
         self._plain = False
         self._context = server.context_tokens()
@@ -256,7 +259,15 @@ class Asker:
         # Another engine may not support ignore_eos; then the answer may end by itself.
         may_end = self._plain or not self._documented or "ignore_eos" not in request.fields
         banned = "min_tokens" in request.fields
-        fault = malformed(answer, request.tokens, request.prompt, may_end=may_end, banned=banned)
+        end_banned = self._bans_end and "ignore_eos" in request.fields
+        fault = malformed(
+            answer,
+            request.tokens,
+            request.prompt,
+            may_end=may_end,
+            banned=banned,
+            end_banned=end_banned,
+        )
         if fault is None:
             fault = self._wrong_text(request, answer)
         if fault is not None:
