@@ -25,6 +25,15 @@ def test_a_key_that_is_missing_is_noticed(key):
     assert key in schema.violations("completion", broken)[0]
 
 
+def test_a_violation_names_nothing_that_differs_between_answers():
+    """A trusted run with the same violation must have the same text (`--against`)."""
+    lines = set()
+    for number in (1, 2):
+        answer = {"id": f"cmpl-{number}", "created": number, "model": "m", "object": "list"}
+        lines.add("; ".join(schema.violations("completion", answer)))
+    assert len(lines) == 1, lines
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
+from sm121.core.unmet import steady
+
 Kind = Literal[
     "completion",
     "completion chunk",
@@ -121,4 +123,5 @@ def _event_adapters() -> dict[str, TypeAdapter[Any]]:
 
 def _line(item: Any) -> str:
     path = ".".join(str(part) for part in item["loc"]) or "the whole"
-    return f"{path}: {item['msg']}, got {str(item['input'])[:_QUOTED]!r}"
+    observed = str(steady(item["input"]))
+    return f"{path}: {item['msg']}, got {observed[:_QUOTED]!r}"
