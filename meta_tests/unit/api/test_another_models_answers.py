@@ -66,6 +66,32 @@ def test_a_text_without_its_tokens_is_a_finding(tokens, text, finish):
         logprobs.name_the_chosen_token(completed(tokens, text, finish))
 
 
+@pytest.mark.parametrize(
+    ("engine", "likelier", "passes"),
+    [
+        pytest.param("llama-cpp", (END, END), True, id="llama.cpp bans the end token"),
+        pytest.param("llama-cpp", (END, " x"), False, id="another token is likelier as well"),
+        pytest.param("vllm", (END, END), False, id="vLLM bans no token"),
+    ],
+)
+def test_a_banned_end_token_may_be_likelier_than_the_greedy_choice(engine, likelier, passes):
+    entries = {
+        "tokens": [" a", " b"],
+        "token_logprobs": [-1.0, -1.0],
+        "top_logprobs": [{" a": -1.0, likelier[0]: -0.5}, {" b": -1.0, likelier[1]: -0.5}],
+    }
+    choice = {"text": " a b", "finish_reason": "length", "logprobs": entries}
+    body = {"choices": [choice], "usage": {"completion_tokens": 2}}
+    api: Any = SimpleNamespace(
+        complete=lambda *_prompt, **_options: body, capabilities=capabilities.of(engine, None)
+    )
+    if passes:
+        logprobs.greedy_is_the_likeliest(api, in_chats=False)
+    else:
+        with pytest.raises(Unmet, match="another at 2"):
+            logprobs.greedy_is_the_likeliest(api, in_chats=False)
+
+
 def answering(length: int, *, admits: bool = True) -> Any:
     """An API whose whole response has some tokens; `admits`: it reports that it was truncated."""
 

@@ -157,6 +157,9 @@ def of_a_stream_are_whole(chunks: stream.Stream) -> None:
 def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
     """Require that no listed token is likelier than the chosen one at temperature 0.
 
+    llama.cpp bans the end token for ``ignore_eos``, and sends its log-probability before the ban.
+    There, one token may be likelier, the same at all places.
+
     Args:
         api: The API of the server.
         in_chats: Whether to send 48 chats, instead of completions with uncertain continuations.
@@ -175,6 +178,7 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
         answers = [api.complete([*TEXTS], **options)]
     count = 0
     others = []
+    likelier: set[str] = set()
     for answer in answers:
         for position in parse(answer).positions or ():
             count += 1
@@ -183,6 +187,11 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
             require(numbers, "finite log-probabilities at each place", position)
             if position.log_probability < highest - _TIED:
                 others.append((position.token, position.log_probability, position.top))
+                limit = position.log_probability + _TIED
+                likelier |= {token for token, log in position.top.items() if log > limit}
+    bans_end = "ignore_eos" in options and api.capabilities.engine == "llama-cpp"
+    if bans_end and len(likelier) == 1:
+        others = []
     require(count, "log-probabilities of the tokens")
     required = f"the likeliest of those listed at each of {count} places"
     require(not others, required, f"another at {len(others)}", evidence=others[:3])
