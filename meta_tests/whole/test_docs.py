@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from meta_tests.folders import ROOT
+from pytest_gpu_arch.expression import words_of
 from sm121 import cli
 from sm121.core import described_schema
 from sm121.core.errors import UsageError
@@ -249,7 +250,7 @@ def test_no_block_hides_by_being_indented(page):
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_every_block_is_run_or_says_what_it_needs(block):
+def test_every_block_is_run_or_names_its_needs(block):
     if block.language in ("console", "python"):
         assert block.mark, f"{block}: expected <!-- run --> or <!-- needs: ... --> before it"
     if block.mark == "needs":
@@ -321,6 +322,23 @@ def test_options_in_the_docs_exist():
     # A text in quotes is for an engine, not for pytest.
     words = re.findall(r"(?<![\w=\"'-])(--[a-z][a-z-]+)", "\n".join(typed))
     assert _unknown(words, "--collect-only") == []
+
+
+def test_each_word_behind_k_in_the_docs_selects_a_test():
+    """`-k exam` was documented, and selected no test: the ability of that name is no keyword."""
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    commands_ = re.findall(r"pytest ([^`|\n]*?)-k (\"[^\"`\n]+\"|[\w]+)", text)
+    assert len(commands_) > 10
+    for files, expression in commands_:
+        folders = re.findall(r"(?:meta_)?tests/\S*", files) or ["tests"]
+        sources = [file for name in folders for file in _python_files(ROOT / name)]
+        names = set(re.findall(r"def (test_\w+)", "\n".join(map(Path.read_text, sources))))
+        for word in words_of(expression.strip('"')):
+            assert any(word in name for name in names), f"pytest {files}-k {expression}: {word}"
+
+
+def _python_files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("test_*.py"))
 
 
 @pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
