@@ -114,7 +114,7 @@ def _add_matrix(commands: Commands) -> None:
         commands,
         "matrix",
         _matrix,
-        "list the cells of a profile's matrix and their coverage",
+        "show the sizes of a profile's matrix; with --strength, list its cells",
     )
     parser.add_argument(
         "--profile",
