@@ -136,7 +136,7 @@ def test_a_wrong_model_is_noticed(judge, fault):
 
 
 @pytest.mark.slow("what such a file tells is in test_golden.py, without an engine")
-def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
+def test_a_golden_file_detects_a_wrong_model(judge, tmp_path):
     golden = str(tmp_path / "golden.json")
     for option in ("--record-golden", "--golden"):
         status, run = judge(model_faults.CLEAN, "golden", options=(option, golden))

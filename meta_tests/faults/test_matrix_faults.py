@@ -45,7 +45,7 @@ def test_a_sound_engine_passes_with_a_boot_for_each_start_up(run_matrix, tmp_pat
 
 @pytest.mark.slow("a run of the matrix that measures")
 @pytest.mark.alone
-def test_a_slower_value_is_told(run_matrix, tmp_path):
+def test_a_slower_value_is_named(run_matrix, tmp_path):
     axes = ("--matrix-axes", str(one_axis(tmp_path, slow="--load-format mapped")), "--matrix", "1")
     status, run, matrix = run_matrix(*axes, faults="slow:mapped")
     assert status == 1 and sets_of(matrix) == {("SLOWER", ("way=slow",))}, run.output
@@ -53,7 +53,7 @@ def test_a_slower_value_is_told(run_matrix, tmp_path):
 
 @pytest.mark.slow("twenty starts; test_outcome_shards.py has a fallback")
 @pytest.mark.parametrize("slow", ["", "slow:mapped"])
-def test_all_faults_at_once_are_told_apart(run_matrix, slow):
+def test_several_faults_at_once_are_isolated(run_matrix, slow):
     faults = f"fallback:triton crash:flashinfer_cutlass+enforce-eager corrupt:ngram+half {slow}"
     status, run, matrix = run_matrix("--matrix", "2", faults=faults)
     assert status == 1, run.output

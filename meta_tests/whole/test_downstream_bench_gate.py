@@ -152,7 +152,7 @@ def test_too_few_rounds_are_undecided_and_say_how_many_it_takes(project):
     assert ended.row("tg32@d0").endswith("INCONCLUSIVE")
 
 
-def test_equal_samples_are_told(project):
+def test_equal_samples_are_reported(project):
     """Counts are equal in each round, as is a counter that does not change."""
     (project.folder / TESTS).write_text(
         "def test_x(gate):\n"
@@ -179,7 +179,7 @@ def pytest_runtest_protocol(item, nextitem):
 """
 
 
-def test_a_rerun_tells_the_first_failure_and_does_not_measure_until_it_passes(project):
+def test_a_rerun_repeats_the_first_decision(project):
     (project.folder / "conftest.py").write_text(RERUNS)
     project.replace("def test_decoding", "later = []\n\n\ndef test_decoding")
     project.replace(
@@ -421,7 +421,7 @@ def pytest_sessionfinish(session, exitstatus):
 """
 
 
-def test_a_metric_that_is_gone_fails_whoever_sets_the_status_of_a_good_run(stored):
+def test_a_missing_metric_fails_although_a_plugin_sets_the_status(stored):
     (stored.folder / "conftest.py").write_text(SUITE)
     stored.replace("def test_the_first", "def the_first")
     ended = stored.run(COMPARE)

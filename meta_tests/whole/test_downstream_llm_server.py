@@ -66,7 +66,7 @@ def test_the_entry_point_is_installed():
     assert [point.name for point in points] == ["pytest_llm_server"]
 
 
-def test_each_fault_of_a_server_is_told_where_it_happened(project):
+def test_each_fault_of_a_server_is_reported_at_its_test(project):
     shutil.copy(FAULTS, project / "test_faults.py")
     (project / "pytest.ini").write_text("[pytest]\nllm_model = theirs\n")
     done = run(project, *ENGINE, "-rA", "-l", "--junitxml=junit.xml", "test_faults.py")
@@ -167,7 +167,7 @@ def test_nothing_is_left_when_pytest_is_killed(project):
     assert until(lambda: not marked(MARK, str(project)), 30.0), marked(MARK, str(project))
 
 
-def test_a_running_server_is_used_and_its_death_is_told(project):
+def test_a_running_server_is_used_and_its_death_reported(project):
     (project / "test_theirs.py").write_text(
         "import os\n\ndef test_it_dies(llm_client, llm_server):\n"
         "    os.kill(int(os.environ['META_PID']), 9)\n"

@@ -31,7 +31,7 @@ def contradictions(log: Path, attention: str, line: str) -> list[requirement.Con
     return requirement.contradictions(required, path, log, "stock")
 
 
-def test_a_contradiction_is_the_same_whichever_line_shows_it(log):
+def test_a_contradiction_does_not_depend_on_the_line(log):
     known = contradictions(log, "B", "INFO 10:00 uses B")
     assert contradictions(log, "B", "INFO 10:05 uses B, by another line") == known
     assert contradictions(log, "C", "INFO 10:00 uses B") != known

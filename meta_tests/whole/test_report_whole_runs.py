@@ -83,7 +83,7 @@ def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server)
     assert "1 failed" in again.stdout, again.stdout + again.stderr
 
 
-def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest):
+def test_collect_only_lists_runnable_tests_and_reasons_for_the_rest(run_pytest):
     status, run = run_pytest("--collect-only", "-q", "--arch", "cpu", SCENARIOS)
     assert status == 0 and not (run.report / "verdict.json").exists()
     assert "would run: 9 checks (correctness 9)" in run.output

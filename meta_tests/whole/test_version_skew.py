@@ -64,7 +64,7 @@ def findings(folder: Path, packages: dict[str, str], **more: str) -> list[Prefli
     ],
     ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else value,
 )
-def test_kernels_of_another_release_are_said_before_a_start(
+def test_kernels_of_another_release_are_reported_before_a_start(
     packages: dict[str, str], severity: str, command: str, tmp_path: Path
 ) -> None:
     (finding,) = findings(tmp_path, packages)
@@ -111,7 +111,7 @@ def requires(folder: Path, package: str, version: str, *lines: str) -> None:
         ("flashinfer-python", "nvidia-cutlass-dsl>=4.8.0", "nvidia-cutlass-dsl", "4.4.1"),
     ],
 )
-def test_packages_that_refuse_each_other_are_said_before_a_start(
+def test_conflicting_packages_are_reported_before_a_start(
     package: str, line: str, required: str, installed: str, tmp_path: Path
 ) -> None:
     (tmp_path / "flashinfer").mkdir()
@@ -149,7 +149,7 @@ def test_packages_that_fit_are_no_finding(installed: str, tmp_path: Path) -> Non
     ],
     ids=["another release", "a library", "not installed"],
 )
-def test_an_import_that_fails_is_not_run_with_its_words(
+def test_a_failed_import_is_not_run_with_its_message(
     raised: Exception, says: str, monkeypatch
 ) -> None:
     from sm121.kernels import flashinfer_provider

@@ -124,7 +124,7 @@ def test_another_tokenizer_is_refused_by_its_tokens():
     assert "\n" not in str(error.value)
 
 
-def test_environments_are_told_apart_by_name():
+def test_differences_of_environments_are_named():
     differences = compare(TRUSTED, engine_arguments=[], host={"cores": 4}).differences
     assert 'engine_arguments: ["--enforce-eager"] -> []' in differences
     assert "host.cores: 2 -> 4" in differences

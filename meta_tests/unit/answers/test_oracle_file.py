@@ -364,7 +364,7 @@ def test_another_rounding_is_named(made):
 
 
 @pytest.mark.slow("an oracle of a server that rounds more: minutes on a busy machine")
-def test_each_other_rounding_is_told_by_its_part(served):
+def test_each_different_rounding_is_named_with_its_part(served):
     """Also where float32 may round otherwise than exact arithmetic."""
     assert {*served.other_roundings} == {
         *("lm_head=checkpoint", "lm_head=mxfp4-even", "lm_head=mxfp4-floor"),

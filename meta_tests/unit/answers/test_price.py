@@ -358,7 +358,7 @@ def test_each_allowed_rounding_has_a_gate(monkeypatch, formats, limits, is_red):
         ),
     ],
 )
-def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body, error):
+def test_a_server_with_too_few_log_probabilities_has_no_price(monkeypatch, status, body, error):
     """A smaller --max-logprobs is no fault; any other refusal is one."""
     refuse = Mock(side_effect=Refused(status, body))
     for name in ("_rounding", "_oracle", "Asker"):

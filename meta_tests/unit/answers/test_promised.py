@@ -96,7 +96,7 @@ def test_samples_at_drafted_positions_are_judged(drafted):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch, seed):
+def test_equally_likely_tokens_are_counted_for_any_draw(monkeypatch, seed):
     """In BF16 many tokens are equally likely, and vLLM lists the drawn one first."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     judge_drafts(lambda body: body, seed)

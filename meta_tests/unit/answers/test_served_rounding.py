@@ -112,7 +112,7 @@ def test_unknown_formats_are_not_run(server, path, message):
         read(server, path)
 
 
-def test_a_profile_tells_what_a_silent_path_must_show():
+def test_a_profile_with_one_format_gives_it_for_a_path_without_evidence():
     """A profile that accepts two formats does not say which one ran."""
     marlin = profile.load("sm121-gpt-oss-120b").path_of("marlin")
     assert read("silent", {}, marlin.model_copy(update={"moe": ("MARLIN",)})) == "checkpoint"

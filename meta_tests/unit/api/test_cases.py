@@ -142,7 +142,7 @@ def test_the_end_token_of_a_choice_is_known_from_where_the_grammar_allows_it():
         assert (deviation is not None) == is_recorded, version
 
 
-def test_a_server_that_is_not_well_afterwards_fails_whatever_it_said():
+def test_a_case_fails_if_later_answers_are_wrong():
     other = {**COMPLETION, "choices": [{**COMPLETION["choices"][0], "text": "!!!!"}]}
     problem = judged(case("unknown-field"), answer(400, ERROR), answer(200, other))
     assert problem is not None and problem.fails and problem.kind == "serves_wrongly_afterwards"

@@ -118,7 +118,7 @@ def test_control_tokens_made_from_user_text_fail(case):
         hold(case, encode(text))
 
 
-def test_a_pinned_date_is_the_servers_and_a_schema_may_be_told_to_the_model():
+def test_a_pinned_date_and_a_schema_in_the_prompt_are_accepted():
     ids = rendering.rendered(chats.find_chat("question"), "2025-01-01")
     hold("question", ids, VLLM_SYSTEM_START_DATE="2025-01-01")
     with pytest.raises(AssertionError, match="got 2025-01-01"):
@@ -202,7 +202,7 @@ STORE = ("VLLM_ENABLE_RESPONSES_API_STORE", "1")
         pytest.param(started_with(STORE), Refused, id="started_with STORE, Refused"),
     ],
 )
-def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuration, expected):
+def test_a_server_that_stores_responses_must_find_them(configuration, expected):
     def respond(_input, **options):
         if "previous_response_id" in options:
             raise Refused("/v1/responses", Exchange(404, "text/plain", b"Response not found"))

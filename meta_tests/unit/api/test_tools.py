@@ -47,7 +47,7 @@ def test_another_refusal_of_tools_is_a_failure():
 @pytest.mark.parametrize(
     ("last", "reason"), [(harmony.CALL, "did not read it"), (harmony.RETURN, "no call at all")]
 )
-def test_calls_that_nobody_reads_name_the_parser(check, last, reason):
+def test_unparsed_tool_calls_name_the_parser_arguments(check, last, reason):
     answered = chat({"role": "assistant", "content": None, "reasoning": "I call the tool."})
     answered["choices"][0]["token_ids"] = [harmony.CHANNEL, last]
     with pytest.raises(AssertionError) as caught:

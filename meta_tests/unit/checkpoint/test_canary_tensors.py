@@ -140,7 +140,7 @@ def test_nothing_else_is_overwritten(tmp_path, capsys):
     assert "holds something else" in capsys.readouterr().err
 
 
-def test_a_disk_that_is_too_small_is_said_before(tmp_path, capsys, monkeypatch):
+def test_a_too_small_disk_is_reported_before_writing(tmp_path, capsys, monkeypatch):
     full = SimpleNamespace(free=10 << 30)
     monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: full)
     assert cli.main(["synthetic", str(tmp_path / "c"), "--shape", "gpt-oss-120b"]) == 4

@@ -270,7 +270,7 @@ def test_a_log_on_standard_input_is_named_so(monkeypatch, capsys):
     assert "standard input: expected the log of a server" in capsys.readouterr().err
 
 
-def test_a_container_without_docker_is_told_what_path_takes(monkeypatch, capsys, tmp_path):
+def test_path_without_docker_names_the_other_sources(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["path", "--container", "served"]) == 4
     assert "Name the log itself: sm121 path LOG" in capsys.readouterr().err

@@ -199,7 +199,7 @@ def test_an_answer_without_a_token_is_unhealthy(answer, message, capsys):
     assert "\x1b" not in out
 
 
-def test_a_port_where_nobody_listens_is_unhealthy(capsys):
+def test_a_port_without_a_server_is_unhealthy(capsys):
     with serving("healthy") as url:
         pass
     assert health(url)[0] == 1

@@ -60,7 +60,7 @@ def test_a_flood_waits_in_the_socket_and_arrives_whole():
     assert size == _MUCH and buffered < _MUCH / 2
 
 
-def test_nobody_listens():
+def test_a_refused_connection_is_a_failed_request():
     async def run() -> None:
         server, stream = await _opened(b"")
         port = server.sockets[0].getsockname()[1]

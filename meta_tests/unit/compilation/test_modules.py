@@ -220,7 +220,7 @@ def test_architectures_among_arguments_are_replaced():
 # Slow tests
 
 
-def test_slow_tests_are_left_out_with_a_word(run_pytest):
+def test_left_out_slow_tests_are_reported(run_pytest):
     selection = ("tests/test_kernel.py", "--collect-only", "-q", "-k", "compiles or module")
     status, run = run_pytest(*selection)
     count = len(modules.names())

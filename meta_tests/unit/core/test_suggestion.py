@@ -16,7 +16,7 @@ FORMS = ("text", "markdown", "llama-benchy")
         pytest.param("Float32", ("Float32x", "bf16"), "Float32x", id="the name as it is written"),
     ],
 )
-def test_a_word_that_is_near_to_a_name_has_a_suggestion(word, names, meant):
+def test_a_misspelt_word_has_a_suggestion(word, names, meant):
     assert did_you_mean(word, names) == f"; did you mean {meant}?"
 
 
@@ -29,5 +29,5 @@ def test_a_word_that_is_near_to_a_name_has_a_suggestion(word, names, meant):
         pytest.param("mt", ("markdown-text", "many-texts"), id="an abbreviation of two"),
     ],
 )
-def test_a_word_that_is_near_to_none_has_none(word, names):
+def test_an_unrelated_word_has_no_suggestion(word, names):
     assert did_you_mean(word, names) == ""

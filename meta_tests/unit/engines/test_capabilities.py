@@ -129,7 +129,7 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
         pytest.param((1000.0,), ("0.32.0",), None, id="1000.0, 0.32.0"),
     ],
 )
-def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, text):
+def test_replicas_behind_one_address_are_reported_before_the_first_test(starts, versions, text):
     """It was reported as a crash in the middle of the run: "ended, and was perhaps started
     again"."""
     moments = itertools.cycle(starts)
@@ -307,7 +307,7 @@ def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, ab
     assert raised.type is missing
 
 
-def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):
+def test_a_run_names_the_engine_and_its_missing_abilities(fault_server, run_pytest):
     status, run = run_pytest(
         "--arch", "cpu", *fault_server("created").options,
         "--engine", "llama-cpp", "tests/test_correctness.py",
@@ -360,7 +360,7 @@ def test_an_ability_missing_in_the_profile_is_not_run(fault_server, run_pytest):
 
 
 @pytest.mark.parametrize("fault", ["none", "no-metrics"])
-def test_metrics_that_a_server_does_not_tell_are_not_zero(fault_server, run_pytest, fault):
+def test_missing_metrics_are_not_zero(fault_server, run_pytest, fault):
     attached = ("--arch", "cpu", *fault_server(fault).options)
     status, run = run_pytest(*attached, "meta_tests/whole/scenarios/prefix_hits.py")
     assert status == 0, run.output

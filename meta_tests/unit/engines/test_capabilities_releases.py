@@ -207,7 +207,7 @@ def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, 
         (None, False),
     ],
 )
-def test_a_parser_is_asked_where_the_version_does_not_tell(version, settled):
+def test_which_versions_settle_the_options_of_an_engine(version, settled):
     assert builds.is_settled(version) is settled
 
 

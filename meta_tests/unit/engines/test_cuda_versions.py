@@ -78,7 +78,7 @@ def look(
     ],
     ids=["an older major version", "an older minor version"],
 )
-def test_an_older_driver_is_said_before_a_start(
+def test_an_older_driver_is_reported_before_a_start(
     asked, driver, toolkit, severity, says, monkeypatch, tmp_path
 ):
     of_library = driver if asked == "libcuda.so.1" else None
@@ -192,7 +192,7 @@ def test_each_version_below_its_minimum_gives_one_line(versions, says):
         assert words in finding.message and finding.remedy
 
 
-def test_a_driver_that_is_older_than_the_toolkit_is_said_once():
+def test_a_driver_older_than_the_toolkit_is_reported_once():
     versions = of_texts("12.8", "13.0", "9.15")
     assert len(findings(versions)) == 1 and floors(versions) == []
 

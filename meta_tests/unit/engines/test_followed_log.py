@@ -124,7 +124,7 @@ def test_a_wrong_request_is_refused_in_one_line(run_pytest, served, tmp_path, wo
     assert not (run.report / "verdict.json").exists()
 
 
-def test_without_docker_one_line_says_what_else_there_is(monkeypatch, tmp_path):
+def test_without_docker_one_line_names_the_alternatives(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"expected docker on the PATH, .* --server-log FILE"):
         followed_log.check_container("served")

@@ -243,7 +243,7 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
     assert warm.verdict["starts"][0]["compiled"] == []
 
 
-def test_hanging_is_told_from_slow(make):
+def test_a_hanging_start_differs_from_a_slow_one(make):
     """Three starts at the same time, because each waits for seconds."""
     silent = make("silent", ready=300.0, stalled=4.0)
     # The same time limit for a server that logs: it exceeds the limit and is not called stalled.

@@ -453,7 +453,7 @@ def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_proven(
         assert "2.0 GiB less device memory" in lines[0] and "docker run --pid=host" in lines[0]
 
 
-def test_the_memory_of_another_node_is_said_with_its_name():
+def test_missing_memory_of_another_node_has_its_name():
     ours = Returned(missing_bytes=1)
     theirs = Returned(2, 5 * GIB, "device memory", usual=False)
     both = ours.with_other(theirs, "node 1 (spark2)")

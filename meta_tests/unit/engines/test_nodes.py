@@ -357,7 +357,7 @@ def test_suite_that_is_killed_leaves_nothing(tmp_path):
     assert waiting.until(lambda: not left_of("meta-killed"), 30.0)
 
 
-def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
+def test_a_rank_that_dies_at_its_start_has_its_own_cause(make):
     server = make("--dies-at-start")
     with pytest.raises(server_errors.ServerExited) as failed:
         server.start()

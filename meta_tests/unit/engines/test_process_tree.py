@@ -20,7 +20,7 @@ from sm121.run import directory
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
-def test_workers_of_one_run_share_a_directory_and_nobody_else_does(tmp_path):
+def test_only_workers_of_one_run_share_a_directory(tmp_path):
     report = tmp_path / "report"
     shares = [directory.take(report, "one"), directory.take(report, "one")]
     assert directory.is_shared(report, "one") and not directory.is_shared(report, "two")
@@ -32,7 +32,7 @@ def test_workers_of_one_run_share_a_directory_and_nobody_else_does(tmp_path):
     directory.take(report, "two").lock.close()
 
 
-def test_nothing_of_an_earlier_run_or_of_somebody_else_is_overwritten(tmp_path):
+def test_files_of_other_runs_and_owners_are_not_overwritten(tmp_path):
     for text in ("first", "second", "third"):
         report = directory.take(tmp_path)
         (tmp_path / "verdict.json").write_text(text)

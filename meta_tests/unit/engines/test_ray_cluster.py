@@ -264,7 +264,7 @@ def test_shared_memory_of_ranks_is_removed(monkeypatch, server, places, noted):
     assert removals[-1] == ["psm_1"] and len(removals) == 2 - len(noted)
 
 
-def test_cluster_that_ended_during_a_start_is_told(monkeypatch, server):
+def test_a_cluster_that_ended_during_a_start_is_the_cause(monkeypatch, server):
     def answer(*_):
         raise UsageError("--launcher ray: no cluster answers")
 

@@ -117,7 +117,7 @@ def test_a_parser_that_cannot_be_asked_is_one_line(tmp_path):
         Vllm().check_arguments("/nowhere/python", [[]], {})
 
 
-def test_side_by_side_says_what_is_wrong(tmp_path):
+def test_side_by_side_reports_wrong_arguments(tmp_path):
     one = side_by_side.parse("vllm")
     assert one.options == ("--engine", "vllm")
     fake = executable(tmp_path / "llama-server", "")

@@ -21,7 +21,7 @@ def of_log(arguments: str, *lines: str) -> dict[str, str]:
     return {report.by: report.state for report in path.requested}
 
 
-def test_a_log_says_what_its_server_was_asked_for():
+def test_requested_values_are_read_from_a_log():
     assert of_log(text_file("vllm-asked.txt").strip(), *GB10_LOG) == {
         "--attention-backend TRITON_ATTN": "different",
         "--enforce-eager true": "different",

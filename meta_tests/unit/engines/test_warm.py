@@ -65,7 +65,7 @@ def warm(*arguments: str) -> int:
     return cli.main(["warm", "--profile", SPARK, "--configuration", "cutlass", *arguments])
 
 
-def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
+def test_a_dry_run_lists_missing_modules_and_compiles_nothing(machine, capsys):
     assert warm("--dry-run") == 0
     output = capsys.readouterr().out
     for name in profile.load(SPARK).engine.needs.jit_modules:
@@ -250,7 +250,7 @@ def test_the_configuration_under_test_is_warm_where_two_share_a_name(monkeypatch
     assert ("attention_sink_window" in names) is both
 
 
-def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys):
+def test_a_failed_module_is_reported_and_the_others_are_compiled(machine, capsys):
     status = warm(
         "--engine-python", machine.python(broken="fp4_quantize"),
         "--module", "fp4_quantize", "--module", "xqa_decode",

@@ -59,7 +59,7 @@ def test_a_number_with_a_compiler_in_it_is_invalid(
     ],
     ids=["triton", "cute", "tilelang", "the monitor itself", "a user's words", "nothing"],
 )
-def test_the_lines_of_the_monitor_are_told(line: str, compiled: bool, tmp_path: Path) -> None:
+def test_lines_of_the_compile_monitor_are_found(line: str, compiled: bool, tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     log.write_text(f"{line}\n")
     assert bool(CompileWatch(log, "vllm").new()) is compiled

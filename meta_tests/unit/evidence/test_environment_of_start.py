@@ -15,7 +15,7 @@ def saved(cache: Path, text: str, folder: str = "0.7.2/121a/5f3c") -> None:
     (place / "autotune_configs.json").write_text(text)
 
 
-def test_a_set_of_tactics_has_a_digest_whatever_its_order(tmp_path: Path) -> None:
+def test_the_digest_of_tactics_does_not_depend_on_their_order(tmp_path: Path) -> None:
     variables = {"VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR": str(tmp_path)}
     assert environment.autotune_sets(variables) == {}
     saved(tmp_path, '{"a": [1, 2], "b": [3]}')

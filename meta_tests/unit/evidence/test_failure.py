@@ -48,7 +48,7 @@ AFTERMATH = [
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_published_words_have_class_owner_and_remedy(name: str) -> None:
+def test_published_messages_have_class_owner_and_remedy(name: str) -> None:
     kind = PUBLISHED[name]["kind"]
     lines = PUBLISHED[name]["lines"]
     logs = [lines, [*lines, *AFTERMATH]]
@@ -142,7 +142,7 @@ def test_first_of_equally_specific_lines_wins() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "(APIServer pid=1) ", ERROR])
-def test_detail_of_a_refused_configuration_is_told(prefix: str) -> None:
+def test_a_refused_configuration_has_its_detail(prefix: str) -> None:
     cause = classify_lines([prefix + line for line in CASES["config_validation"]], 1)
     assert cause.kind == "config"
     assert "max_model_len (4000000)" in cause.summary

@@ -228,7 +228,7 @@ def row(identity: str, kind: str, advice: str, *lines: str) -> object:
         ),
     ],
 )
-def test_the_words_of_a_source_have_their_kind_and_advice(kind, advice, lines) -> None:
+def test_messages_of_engine_sources_have_kind_and_advice(kind, advice, lines) -> None:
     for prefix in ("", ENGINE):
         logged = [prefix + line for line in lines]
         cause = classify_lines(logged, 1)
@@ -294,5 +294,5 @@ def test_the_words_of_a_source_have_their_kind_and_advice(kind, advice, lines) -
         ),
     ],
 )
-def test_a_line_of_the_same_words_is_no_failure_of_a_kernel(line) -> None:
+def test_a_similar_line_is_no_kernel_failure(line) -> None:
     assert read_lines([line]).failure in (None, "unknown")

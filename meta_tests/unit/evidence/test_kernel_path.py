@@ -96,7 +96,7 @@ def test_a_logged_fallback_is_found(kind):
         ),
     ],
 )
-def test_a_fallback_is_told_in_other_words(line, fallbacks):
+def test_other_wordings_of_a_fallback_are_found(line, fallbacks):
     assert read_lines([line]).fallbacks == [*fallbacks]
 
 

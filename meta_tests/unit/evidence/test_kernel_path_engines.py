@@ -61,7 +61,7 @@ def test_line_proves_value(engine, line, field, value):
     assert shown(read_lines([line], engine), field) == value
 
 
-def test_a_start_is_followed_in_the_words_of_its_engine():
+def test_progress_of_a_start_has_steps_of_its_engine():
     assert startup_progress(SERVER_DICT, "sglang") == "starting the server"
     line = "[2026-11-23 19:16:07] Init parallel begin."
     assert startup_progress(line, "sglang") == "starting the workers"
@@ -152,7 +152,7 @@ def test_the_last_start_in_a_log_counts(engine, first, last):
         ([""], None),
     ],
 )
-def test_the_log_tells_whose_it_is(lines, engine, tmp_path):
+def test_the_engine_is_detected_from_its_log(lines, engine, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("\n".join(lines))
     assert detect_engine(log) == engine

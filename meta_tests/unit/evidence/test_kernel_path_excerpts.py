@@ -173,7 +173,7 @@ def test_the_lines_of_every_ten_seconds_are_read(tmp_path, capsys) -> None:
     assert read([*STACK, MEMORY], tmp_path, capsys)["serving"] is None
 
 
-def test_an_engine_that_is_not_known_is_said_in_words(tmp_path, capsys) -> None:
+def test_an_unknown_engine_is_printed_as_not_known(tmp_path, capsys) -> None:
     file = tmp_path / "dmesg.txt"
     file.write_text(XID + "\n")
     assert cli.main(["path", str(file)]) == 0
@@ -198,7 +198,7 @@ def test_a_file_without_a_log_line_is_refused(text: str, tmp_path: Path, capsys)
     assert "expected the log of a server" in capsys.readouterr().err
 
 
-def test_engine_of_a_start_is_known_by_its_words(tmp_path: Path) -> None:
+def test_the_engine_of_an_excerpt_is_detected_by_its_lines(tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     file.write_text("(EngineCore pid=7) INFO 11-20 10:19:39 [core.py:96] ready\n")
     assert detect_engine(file) == "vllm"

@@ -216,7 +216,7 @@ def test_behind_any_prefix_it_is_the_same_path(name, prefix):
     ],
 )
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
-def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name, prefix):
+def test_an_unknown_prefix_before_the_servers_own_is_removed(name, prefix):
     same_path(name, lambda line: prefix + line)
 
 
@@ -254,7 +254,7 @@ def test_a_message_that_resembles_a_prefix_is_kept(message):
     assert clean(f"(EngineCore pid=7) INFO 02-09 07:04:49 [x.py:1] {message}").text == message
 
 
-def test_a_log_without_its_beginning_says_what_it_shows():
+def test_a_log_without_its_beginning_shows_its_values():
     lines = lines_of("fused_0804_clean")
     start = next(n for n, line in enumerate(lines) if "JIT-compiling" in line)
     path = read_lines(lines[start:])
@@ -332,7 +332,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ["unfused_0804_profiled", "eugr_version", "crash_tile_128x128"])
-def test_the_command_says_what_the_server_was_asked_for(name, capsys):
+def test_the_command_shows_the_requested_values(name, capsys):
     assert cli.main(["path", str(GB10 / f"{name}.log"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {report["by"]: report["state"] for report in answer["requested"]} == ASKED

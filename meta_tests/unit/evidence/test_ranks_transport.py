@@ -343,7 +343,7 @@ LEAST = transport.least_bytes(1024, 2880, 37)
         pytest.param({"rocep1s0f1": 2.0}, None, ("RoCE",), 1, id="one device, and twice of it"),
     ],
 )
-def test_counters_tell_what_carried_a_prompt(carried, other, kinds, devices, tmp_path):
+def test_port_counters_show_the_devices_of_a_prompt(carried, other, kinds, devices, tmp_path):
     """`carried`: each device's share of a prompt's bytes; `other`: the readings of one more device,
     before and after."""
     readings = []
@@ -375,7 +375,7 @@ def test_a_prompt_is_counted_where_a_rank_is_here(tmp_path, monkeypatch, host, c
     assert (by is not None) == counts
 
 
-def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path):
+def test_counters_prove_the_transport_of_this_machines_ranks_only(tmp_path):
     assert OWN.nodes is not None
     mute = [[0, 1], ("NCCL INFO .*", "NCCL version 2.28.9")]
     server = two_logs(tmp_path, "nnodes", *mute)
@@ -389,7 +389,7 @@ def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path):
 
 
 @pytest.mark.parametrize(("section", "kind"), [(1, "P2P"), (2, "Socket"), (3, "SHM")])
-def test_real_lines_of_nccl_tell_what_it_uses(section, kind, tmp_path):
+def test_real_lines_of_nccl_show_its_transport(section, kind, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(EVIDENCE.read_text("utf-8").split("\n$ ")[section], "utf-8")
     paths = rank_paths.read_ranks([("host", log)], "vllm")

@@ -41,7 +41,7 @@ KINDS = {name: (kind, rows[name]) for kind, (_, rows) in LOGGED.items() for name
 
 
 @pytest.mark.parametrize(("kind", "lines"), KINDS.values(), ids=KINDS)
-def test_an_error_that_killed_nobody_is_certain_where_it_is_known(tmp_path, kind, lines):
+def test_a_survived_error_is_certain_if_its_kind_is_known(tmp_path, kind, lines):
     reported = errors(tmp_path, lines)
     assert (kind != "unknown", kind) in reported
     assert [each for each in reported if each[0]] == [(True, kind)] * (kind != "unknown")
@@ -201,7 +201,7 @@ def test_the_kernel_reports_an_error(kind):
     assert len(reported) == len(lines)
 
 
-def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
+def test_unreadable_kernel_messages_are_reported_on_a_gpu(tmp_path):
     """It is a remark, and in a certificate's line beside the levels."""
     path = kernel_log(tmp_path, *["echo not permitted >&2\nexit 1"] * 2)
     unread = []

@@ -40,7 +40,7 @@ def test_variables_are_searched_in_sources_without_import(tmp_path: Path) -> Non
     assert [report.by for report in reports] == ["FLASHINFER_NOBODY=1"]
 
 
-def test_a_shell_variable_for_a_package_that_is_absent_is_nobodys_request() -> None:
+def test_shell_variables_of_absent_packages_are_no_request() -> None:
     registry = Registry(
         prefix="NOSUCH_", package="no_such_package", suffixes=(".py",), source="a test"
     )

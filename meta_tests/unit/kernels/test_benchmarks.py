@@ -408,7 +408,7 @@ def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
         (480, 256, "perf_counter, 256 MiB read, cache of 480 MiB"),
     ],
 )
-def test_the_clock_says_what_of_a_large_cache_it_replaces(
+def test_the_clock_reports_the_cleared_part_of_a_large_cache(
     cache_mib, replaced_mib, how, monkeypatch
 ):
     """A GB10's caches are replaced three times; a server's large cache only as far as time

@@ -247,7 +247,7 @@ def test_the_installed_release_takes_the_providers_calls():
 
 @pytest.mark.slow("gets the wheel of each release")
 @pytest.mark.parametrize("release", api_data().releases)
-def test_each_release_takes_the_providers_calls_or_says_what_it_lacks(release, tmp_path):
+def test_each_release_accepts_the_providers_calls_or_names_what_is_missing(release, tmp_path):
     wheel = f"flashinfer-python=={release}"
     get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path), wheel]
     subprocess.run(get, check=True)

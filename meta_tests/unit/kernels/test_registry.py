@@ -146,7 +146,7 @@ def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
 
 
 @pytest.mark.slow("a run of all numerics")
-def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fault_server):
+def test_the_unknown_build_of_an_attached_server_is_a_remark(run_pytest, fault_server):
     attached = ("--kernel-provider", "vllm-cpu", *fault_server("none").options)
     _, run = run_pytest(*NUMERICS, *attached, timeout_s=240.0)
     assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output

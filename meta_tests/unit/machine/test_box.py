@@ -285,7 +285,7 @@ def test_healthy_gb10s_are_qualified(published):
         (None, None),
     ],
 )
-def test_a_capped_clock_is_said_with_its_share(clock, share):
+def test_a_capped_clock_is_reported_with_its_share(clock, share):
     """On a qualified machine: `nvidia-smi -lgc 0,2200` slows every rate slightly."""
     capped = reading(sm_clock_mhz=clock)
     state, reason = judged(GB10, capped, capped)
@@ -321,6 +321,6 @@ def test_a_capped_clock_is_said_with_its_share(clock, share):
         ("Linux 7.0.0-1019-nvidia, driver 580.159.04", "sm90", None),
     ],
 )
-def test_a_system_that_is_known_to_be_bad_is_said(system, arch, name):
+def test_a_system_with_a_known_fault_is_reported(system, arch, name):
     lines = this_machine.faults(arch or "sm121", system)
     assert [line.partition(": ")[0] for line in lines] == ([name] if name else [])

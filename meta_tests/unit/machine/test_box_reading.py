@@ -110,7 +110,7 @@ def test_load_of_other_processes_is_measured_without_our_own():
         stranger.kill()
 
 
-def test_a_gpu_that_is_not_there_is_said():
+def test_a_missing_gpu_is_reported():
     read = box.read("cuda:0")
     assert read.device is None and "cuda:0" in read.problem
 

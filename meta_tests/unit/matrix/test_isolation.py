@@ -251,7 +251,7 @@ def test_the_worst_step_decides():
     assert worst(steps) is steps[2] and worst(steps[:1]) is None
 
 
-def test_the_report_says_what_is_known():
+def test_the_report_lists_isolated_and_open_failures():
     array = covering.build(SPACE, 2)
     fault = (("graphs", "compiled"), ("spec", "ngram"))
     engine = Engine(SPACE, {fault: FAIL})

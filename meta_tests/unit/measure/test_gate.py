@@ -238,7 +238,7 @@ def test_a_tail_is_decided_by_its_requests(within, beyond, value, bound, verdict
     assert (decision and decision.verdict.value) == verdict, decision and decision.reason
 
 
-def test_a_tail_says_what_its_requests_can_show():
+def test_a_percentile_has_the_confidence_of_its_requests():
     assert [gate.requests_needed(fraction) for fraction in (0.99, 0.95)] == [299, 59]
     few = tail([500.0] * 20)
     assert few.estimate.confidence == pytest.approx(1 - 0.99**20)

@@ -84,7 +84,7 @@ def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
         ),
     ],
 )
-def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options):
+def test_a_slow_chat_fails_although_completions_are_fast(time_chats, options):
     with pytest.raises(unmet.Unmet) as caught:
         time_chats(*options)
     (fact,) = caught.value.facts

@@ -170,7 +170,7 @@ def test_unknown_users_of_the_gpu_are_reported_once(serving, run_box, on_the_gpu
     )
 
 
-def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_machine(run_box):
+def test_a_server_of_another_user_is_reported_and_its_load_not_counted(run_box):
     mine, file, _ = run_box("http://127.0.0.1:1")
     mine.read_before()
     mine.read_beside()
@@ -230,7 +230,7 @@ def pool_of(*pids: int) -> SimpleNamespace:
     return SimpleNamespace(starts=[], processes=lambda: [psutil.Process(pid) for pid in pids])
 
 
-def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_seen(serving, run_box):
+def test_load_is_found_although_a_container_hides_pids(serving, run_box):
     """NVML may show the host's pids, which do not exist in the container."""
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of(serving.core))
     mine.read_before()

@@ -69,7 +69,7 @@ def test_rates_far_from_the_gate_stay_decided(build, right):
     assert share_of(right, build, 12) > 0.97
 
 
-def test_the_answer_says_what_it_rests_on():
+def test_the_reason_names_the_number_of_starts():
     chance = np.random.default_rng(46)
     measurement = of_one_start(53.0, chance)
     decision, _ = gate.decide_measurement(measurement, GATE, None, ROUNDS)

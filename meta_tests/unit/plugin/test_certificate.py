@@ -142,7 +142,7 @@ def test_every_registered_option_is_refused_but_for_the_allowed(certified):
         )
     ],
 )
-def test_a_word_is_refused_and_named(certified, words, named):
+def test_options_that_select_tests_refuse_the_certificate(certified, words, named):
     """A selection of options must not give a certificate."""
     config = certified("--arch", "cpu", *words)
     with pytest.raises(errors.UsageError, match=f"--certify with .*{re.escape(named)}"):

@@ -81,7 +81,7 @@ def edit(storage: Path, change) -> None:
         pytest.param((COMPARE, "--benchmark-autosave"), id="the-latest-and-stored"),
     ],
 )
-def test_the_first_run_of_a_ci_is_told_what_to_store(judged, options):
+def test_the_first_run_of_a_ci_names_the_command_to_store(judged, options):
     line = refused(*judged(GOOD, SCENARIO, LEVEL, *options))
     assert "--benchmark-compare: expected a stored run in " in line
     assert line.endswith("Store one of a build that you trust first: pytest --benchmark-autosave")

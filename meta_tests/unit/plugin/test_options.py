@@ -99,7 +99,7 @@ def test_an_option_of_others_is_left_to_them(words):
     ],
 )
 @pytest.mark.parametrize("is_own", [True, False], ids=["sm121 run", "pytest"])
-def test_an_option_that_nobody_has_is_refused_by_sm121_run_in_one_line(words, is_refused, is_own):
+def test_sm121_run_refuses_unknown_options_in_one_line(words, is_refused, is_own):
     inipath = own_tests.settings() if is_own else None
     config = SimpleNamespace(inipath=inipath, rootpath=own_tests.folder() / "elsewhere")
     if not (is_refused and is_own):
@@ -215,7 +215,7 @@ def test_ab_with_one_side_names_the_word_taken_for_the_other(words, expected):
         ),
     ],
 )
-def test_two_words_are_taken_whatever_they_begin_with(given):
+def test_ab_takes_two_words_also_with_dashes(given):
     parsed = parser().parse([*given])
     start = given.index("--ab") + 1
     assert parsed.ab == [*given[start : start + 2]] and parsed.file_or_dir == ["tests"]
@@ -223,7 +223,7 @@ def test_two_words_are_taken_whatever_they_begin_with(given):
 
 
 @pytest.mark.parametrize("words", [[], ["--enforce-eager"]])
-def test_a_word_that_is_missing_is_one_line(words):
+def test_ab_without_its_second_word_gives_one_line(words):
     with pytest.raises(pytest.UsageError, match="--ab: expected 2 arguments"):
         parser().parse(["tests", "--ab", *words])
 

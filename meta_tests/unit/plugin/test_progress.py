@@ -302,7 +302,7 @@ def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
     assert "openai/" in long.output, "who asks for it gets pytest's own"
 
 
-def test_the_end_of_a_run_obeys_nobody_and_fits_a_screen_whatever_its_names(tmp_path):
+def test_the_end_of_a_run_fits_a_screen_with_hostile_names(tmp_path):
     """Ids, models and summaries of any length; a served model may contain escape sequences."""
     directory = report_runs.write("fail", tmp_path / "report")
     report = stored.read(directory)

@@ -62,7 +62,7 @@ def test_a_green_run_of_workers_is_green(run_pytest):
 
 @pytest.mark.slow("workers again")
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "an exception"])
-def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch, how):
+def test_a_worker_that_dies_outside_its_tests_is_reported(run_pytest, monkeypatch, how):
     """It may have been stopping its server; its tests had all passed."""
     monkeypatch.setenv("SM121_META_ENDS_BY", how)
     plugin = ("-p", "meta_tests.whole.scenarios.dies_at_its_end")

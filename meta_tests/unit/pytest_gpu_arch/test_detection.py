@@ -24,6 +24,6 @@ def test_detection_by_capability(monkeypatch, capability, nvml, name, evidence):
     assert detected.name == name and (evidence or "") in detected.evidence
 
 
-def test_detection_of_this_machine_says_what_was_looked_at():
+def test_detection_of_this_machine_names_its_sources():
     detected = detection.detect()
     assert detected.name == "cpu" and "torch" in detected.evidence and "NVML" in detected.evidence

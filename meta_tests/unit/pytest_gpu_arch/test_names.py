@@ -38,7 +38,7 @@ def test_markers_in_words(markers, text):
     assert names.listed(markers) == text
 
 
-def test_a_chip_has_a_name_and_another_word_is_refused():
+def test_a_chip_name_is_accepted_and_other_words_are_refused():
     assert names.parse("GB10") == "sm121"
     with pytest.raises(ValueError, match="--arch SM121: expected one of cpu, sm80"):
         names.parse("SM121")

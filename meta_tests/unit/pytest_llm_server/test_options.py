@@ -75,7 +75,7 @@ def test_an_option_of_the_same_name_is_added_once(suite, expected):
     assert options.read(named).base_url == "http://model"
 
 
-def test_a_start_without_a_model_says_what_to_give(tmp_path):
+def test_a_start_without_a_model_names_the_missing_option(tmp_path):
     asked = options.read(configuration())
     run = SimpleNamespace(servers=lambda: SimpleNamespace(asked=asked))
     with pytest.raises(ServerFailed, match="expected a model: give --llm-model MODEL"):

@@ -30,7 +30,7 @@ def test_a_against_a_is_no_regression_and_ten_percent_is(pairs):
                                 for s in range(100)]  # fmt: skip
 
 
-def test_a_drifting_machine_favours_nobody():
+def test_drift_of_the_machine_favours_no_side():
     outcomes = [judged(1.0, pairs=4, drift=0.01, seed=s)["tg32@d0"] for s in range(50)]
     assert Verdict.FAIL not in [outcome.verdict for outcome in outcomes]
     assert np.mean([outcome.ratio for outcome in outcomes]) == pytest.approx(1.0, abs=0.004)
@@ -164,7 +164,7 @@ def test_sides_that_are_none(texts, why):
         ),
     ],
 )
-def test_b_is_told_from_a_by_what_ran(second, b, same, silent):
+def test_sides_a_and_b_must_differ_in_what_ran(second, b, same, silent):
     sides = ab.parse_sides(["", second.replace("PYTHON", sys.executable)])
     a = {"moe": "MARLIN", "cuda_graphs": False}
     why, unproven = visit_checks.compare_sides(

@@ -107,7 +107,7 @@ ONE = Signs(frozenset({(7, 1763.2)}), 1763.25)
         pytest.param(Signs(), None, id="no sign"),
     ],
 )
-def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
+def test_two_addresses_of_one_process_are_one_server(other, same):
     assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
 
 

@@ -62,7 +62,7 @@ PRICE = {
 SAID = "0.03 nats against 0.01, 0.02 more; 0.005 allowed"
 
 
-def test_an_older_file_keeps_its_words(tmp_path):
+def test_an_older_ab_file_is_shown_with_its_text(tmp_path):
     """Until 28 November 2026 the key was ``text``, and the text began with the metric's name."""
     folder = ab_runs.ab(tmp_path / "ab")
     file = folder / FILE
@@ -87,7 +87,7 @@ def test_a_file_that_cannot_be_read_is_one_remark(tmp_path):
     assert remark.startswith(f"{FILE} cannot be read: ") and "\n" not in remark
 
 
-def test_paths_that_nothing_proves_are_said_beside_the_verdict(tmp_path):
+def test_unproven_paths_are_named_beside_the_verdict(tmp_path):
     section = section_of(ab_runs.ab(tmp_path / "ab", proven=False, text=report_runs.HOSTILE))
     for side in "AB":
         assert f"{side}&#39;s attention and MoE experts not proven" in section.partition("</p>")[0]

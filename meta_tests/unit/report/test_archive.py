@@ -45,7 +45,7 @@ def test_an_archive_has_the_whole_run_without_secrets(failed, tmp_path, capsys, 
     assert {(entry.uid, entry.uname) for entry in entries.values()} == {(0, "")}
 
 
-def test_an_archive_is_of_the_run_wherever_it_is_asked_for(failed, tmp_path, monkeypatch):
+def test_an_archive_contains_the_run_from_any_folder(failed, tmp_path, monkeypatch):
     """In the report directory, the archive does not contain itself; by its verdict.json, it is the
     same run."""
     monkeypatch.chdir(failed)
@@ -107,7 +107,7 @@ def test_after_a_refused_certificate_the_run_before_is_bundled(tmp_path, capsys)
     assert "the newest run was refused, and has no report" in capsys.readouterr().out
 
 
-def test_a_run_with_answers_is_bundled_without_a_word(tmp_path, capsys):
+def test_a_run_with_answers_is_bundled_without_a_note(tmp_path, capsys):
     report = tmp_path / "report"
     put(report / "earlier" / "1", "2026-11-28T10:00:00+00:00")
     put(report / "not-run", "2026-11-29T11:00:00+00:00", **NOTHING)

@@ -56,7 +56,7 @@ def test_a_number_is_digits_that_can_be_copied(value, shown):
     assert not shown or float(shown) == pytest.approx(value, rel=5e-4)
 
 
-def test_a_large_rate_is_the_same_number_wherever_it_is_shown(passed):
+def test_a_large_rate_has_the_same_digits_everywhere(passed):
     rate = passed.run.metrics["pp2048@d0"]
     rate.value = 17280.4
     rate.ci_low = 17210.0
@@ -293,7 +293,7 @@ def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
     assert 'd="M285.7 0V24M342.9 0V24' in text and 'd="M1000.0 0V24"' in text
 
 
-def test_records_that_cannot_be_read_or_are_too_many_are_said(tmp_path, monkeypatch):
+def test_unreadable_or_too_many_records_are_reported(tmp_path, monkeypatch):
     folder = tmp_path / "records"
     folder.mkdir()
     texts = {"d0-c1": "{]\n", "d0-c2": '{"kind": "long"}\n[]\n', "d0-c4": "", "other": "{]"}

@@ -63,7 +63,7 @@ FP4 = (
 )
 
 
-def test_the_bound_of_a_release_says_what_reads_less(tmp_path: Path, capsys) -> None:
+def test_the_bound_of_a_release_names_what_reads_less(tmp_path: Path, capsys) -> None:
     log = start_of_stock_vllm(tmp_path)
     rows = printed(["path", str(log)], capsys)
     assert (

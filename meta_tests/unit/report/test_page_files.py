@@ -96,7 +96,7 @@ def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
 
 
 @pytest.mark.parametrize("part", ["failures", "reasons", "remarks", "metrics", "waived", "record"])
-def test_a_page_is_2_mb_at_most_whatever_fills_it(runs, part):
+def test_a_page_has_at_most_2_mb_with_any_content(runs, part):
     report = stored.read(runs["fail"])
     text = "y" * 590
     run = report.run
@@ -269,7 +269,7 @@ def test_junit_is_not_green_when_the_run_is_not(runs, verdict):
     assert int(root.get("tests")) == len(report.run.tests) + 1
 
 
-def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
+def test_a_pass_lists_skipped_checks_and_metrics_without_gates(runs):
     report = stored.read(runs["pass"])
     run = report.run
     rate = report.run.metrics["tg32@d0"]
@@ -291,7 +291,7 @@ def test_the_summary_is_short(runs, kind):
     assert "<script" not in text and "\x1b" not in text
 
 
-def test_a_model_calls_nobody_in_a_pull_request():
+def test_a_models_text_mentions_no_user_in_a_pull_request():
     assert "@torvalds" not in summary.plain("hello @torvalds")
     assert summary.plain("tg32@d0") == "tg32@d0"
 

@@ -65,7 +65,7 @@ def test_profiler_writes_what_is_bounded():
         ),
     ],
 )
-def test_profiler_is_there_unless_somebody_else_uses_it(changes, traces, tmp_path):
+def test_profiling_is_enabled_unless_another_option_uses_the_profiler(changes, traces, tmp_path):
     folder = target._traces(settings(tmp_path, **changes), CPU)
     assert folder == (str(tmp_path / "traces") if traces else None)
     (tmp_path / "vllm").mkdir()  # an engine without a profiler

@@ -239,7 +239,7 @@ ASKED = Fingerprint(profile="1", provider="torch", model="m1", arguments=["--a"]
         ),
     ],
 )
-def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp_path):
+def test_every_field_of_the_fingerprint_distinguishes_two_runs(changed, named, tmp_path):
     one = part(1, fingerprint=ASKED)
     two = part(2, fingerprint=ASKED)
     assert merge.differences(one, two) == []
@@ -286,7 +286,7 @@ def computing(
     return fingerprinting.sources(record)
 
 
-def test_a_run_without_a_fingerprint_is_told_apart_by_what_it_has():
+def test_a_run_without_a_fingerprint_differs_from_one_with_it():
     without = Difference("fingerprint", "known", "none")
     assert merge.differences(part(fingerprint=ASKED), part()) == [without]
     other = part(2, environment={"engine_arguments": ["--b"]})

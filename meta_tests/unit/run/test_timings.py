@@ -370,9 +370,7 @@ def test_a_check_that_failed_is_no_forecast(run_pytest, fault_server, tmp_path):
     assert "test_pass" in names and "test_fail" not in names, names
 
 
-def test_durations_that_cannot_be_read_are_said_and_stop_nothing(
-    run_pytest, fault_server, tmp_path
-):
+def test_unreadable_durations_are_reported_and_ignored(run_pytest, fault_server, tmp_path):
     (tmp_path / timings.NAME).write_text("{", "utf-8")
     options = (*fault_server().options, f"--benchmark-storage={tmp_path}", *SLOWLY)
     status, run = run_pytest(*options)

@@ -125,7 +125,7 @@ def test_counters_of_a_new_start_begin_anew():
 READING = Counters({"draft_tokens": 1000.0, "accepted_tokens": 800.0})
 
 
-def test_a_minute_without_a_reading_of_a_server_that_drafts_is_told():
+def test_a_minute_without_acceptance_readings_is_reported():
     acceptance = Acceptance()
     acceptance.take(0.0, READING)
     for second in range(10, 80, 10):
@@ -236,9 +236,7 @@ def drafting_server():
         ("gone", "expected status 200, got 404"),
     ],
 )
-def test_a_page_that_breaks_is_told_and_read_again_when_it_is_whole(
-    fault, why, drafting_server, monkeypatch
-):
+def test_a_broken_metrics_page_is_reported_and_read_again(fault, why, drafting_server, monkeypatch):
     """The page is broken for some time, in each of these ways; the thread continues."""
     handler, url = drafting_server
     # A reading may take this long on a busy machine.

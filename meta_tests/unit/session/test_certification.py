@@ -182,7 +182,7 @@ def test_a_crash_refuses_the_certificate():
     assert "1 crashes, the first: Xid 13" in run.reason
 
 
-def test_no_waiver_stands_for_a_blocker_and_others_are_told():
+def test_a_certificate_refuses_waivers_of_blockers_and_names_others():
     """The first line and the summary name them."""
     file = whole()
     counts = "test_token_counts_are_exact"
@@ -440,7 +440,7 @@ def test_a_changed_profile_under_a_shipped_name_is_not_shipped(tmp_path):
         assert "| options | --rounds 9 |" in text and "| waivers | digest w |" in text
 
 
-def test_a_checkpoint_is_known_wherever_it_lies(tmp_path):
+def test_the_digest_of_a_checkpoint_does_not_depend_on_its_folder(tmp_path):
     def made(name: str, config: str, weights: bytes) -> str:
         folder = tmp_path / name
         folder.mkdir()
@@ -468,7 +468,7 @@ def test_a_checkpoint_is_known_wherever_it_lies(tmp_path):
 SHAPE = (ROOT / "fixtures/models/gpt-oss-120b.json").read_text("utf-8")
 
 
-def test_the_shape_of_another_model_is_told(tmp_path):
+def test_the_shape_of_another_model_is_detected(tmp_path):
     (tmp_path / "config.json").write_text(SHAPE)
     assert is_of_shape(str(tmp_path), "openai/gpt-oss-120b")
     (tmp_path / "config.json").write_text(json.dumps({**json.loads(SHAPE), "num_hidden_layers": 2}))

@@ -258,7 +258,7 @@ def gates_said(configuration: str | None, identity: str, folder: Path, *more: st
     return [*planning._gates(settings, chosen, gb10)]
 
 
-def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
+def test_a_gate_above_the_bound_is_reported_before_the_run(tmp_path):
     d0, d4096, time_per_token = gates_said(None, "0.33.0", tmp_path)
     assert d0 == (
         "gate tg32@d0: 52 tok/s (applies to every build) is above the bound: configuration stock "

@@ -162,7 +162,7 @@ def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
     assert by_file.file.tests[0].message == "one" and by_file.metrics
 
 
-def test_trust_says_what_cannot_be_judged_yet(tmp_path, capsys):
+def test_trust_lists_metrics_that_need_more_runs(tmp_path, capsys):
     few = Samples(unit="tok/s", samples=[49.0, 50.0, 51.0])
     reports = []
     for count, text in enumerate(("until 2 more runs of", "until 1 more run of", "")):

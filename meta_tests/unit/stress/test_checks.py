@@ -119,7 +119,7 @@ def verdicts(samples: list[timeline.Sample], machine: int | None) -> dict[str, V
     return {item.quantity.removeprefix("bytes of the "): item.verdict for item in growths}
 
 
-def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memory():
+def test_a_device_leak_without_nvml_shows_in_the_machines_memory():
     """GB10: NVML answers N/A, and device memory belongs to no process."""
     leak = verdicts(sampled(taken=GIB), 128 * GIB)
     assert leak["machine"] is Verdict.FAIL and leak["processes"] is Verdict.PASS
@@ -457,7 +457,7 @@ def bundle(folder: Path, redacted=str, **more) -> Path:
     return crash_bundle.write(evidence, folder / "crashes", redacted)
 
 
-def test_a_bundle_is_written_whatever_is_missing_and_holds_no_secret(tmp_path):
+def test_a_bundle_is_written_with_missing_parts_and_without_secrets(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("started with key sk-0123456789abcdefghij\nHF_TOKEN=hf_0123456789abcdefghij\n")
     folder = bundle(tmp_path, lambda t: redact(t, ("started",)), log=log)
