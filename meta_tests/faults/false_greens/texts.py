@@ -94,7 +94,7 @@ CASES = [
         name="another answer to whoever ignores the end of a text",
         fault=measured("always-ends"),
         clean=measured("ties"),
-        expected="timed_answer: token 0, asked",
+        expected="timed_answer: token 0, requested",
     ),
     Case(
         item="18 Timed answers are what the server says untimed",
