@@ -361,10 +361,14 @@ def _tolerance_rows(tolerances: Mapping[str, LogProbabilityTolerance]) -> str:
     rows = ""
     for name, t in tolerances.items():
         rows += (
-            f"| {name} | {t.max_abs:.3g} | {t.mean_abs:.2g} | {t.likely_max_abs or 0:.2g} "
-            f"| {t.likely_mean_abs or 0:.2g} | {t.source} |\n"
+            f"| {name} | {t.max_abs:.3g} | {t.mean_abs:.2g} | {_bound(t.likely_max_abs)} "
+            f"| {_bound(t.likely_mean_abs)} | {t.source} |\n"
         )
     return rows
+
+
+def _bound(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
 
 
 def _missed(rows: Sequence[Row], tolerance: LogProbabilityTolerance) -> list[str]:
