@@ -108,6 +108,7 @@ catalogues: canary oldest ## what takes longer than `make test` allows: every ta
 	$(PY) -m tools.gate_errors
 	$(PY) -m meta_tests.faults.model_faults --state .cache/model-faults-$$(date +%s)
 	$(PY) -m meta_tests.faults.speculation_faults
+	$(PY) -m meta_tests.faults.other_models --state .cache/other-models-$$(date +%s)
 	$(PY) -m meta_tests.faults.protocol_faults --output docs/tables/protocol-faults.md
 	$(PY) -m meta_tests.faults.lies --seed 1 --output docs/tables/lies.md
 	$(PY) -m meta_tests.faults.false_greens --output docs/tables/false-greens.md
