@@ -191,7 +191,7 @@ class Servers:
             return self._still_dead(life)
         state = life.state()
         if isinstance(state, Dead):
-            life.accounted = True
+            life.account()
             if not isinstance(life, ManagedLife):
                 return ServerFailed(f"{state.what}: {state.detail}")
             what = state.what
@@ -199,7 +199,7 @@ class Servers:
                 what += ", between two tests"
             return self._failed(life.managed, what, crashes.of_death(life.managed))
         if test_failed and isinstance(life, ManagedLife) and not life.answers(_ANSWERS_WITHIN_S):
-            life.accounted = True
+            life.account()
             cause = crashes.of_hang(f"it runs and serves no token within {_ANSWERS_WITHIN_S:g} s")
             return self._failed(life.managed, "the server does not answer", cause)
         return None
@@ -211,7 +211,7 @@ class Servers:
         if not life.answers():
             return ServerFailed("the attached server ended in an earlier test and does not answer")
         life.state()  # from now on, watch the process that answers now
-        life.accounted = True
+        life.account()
         return None
 
     def _failed(self, managed: ManagedServer, what: str, cause: Cause) -> ServerFailed:

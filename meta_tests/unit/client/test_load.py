@@ -21,6 +21,7 @@ from sm121.core import level_settings, profile, verdict, waiting
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities
 from sm121.plugin import performance, stash
+from sm121.run.load import Load
 from sm121.run.verdict_file import EngineReport
 from sm121.stress import aftermath, checks, memory, restart
 from sm121.stress.level import Stress
@@ -84,9 +85,11 @@ def test_the_time_limit_of_a_test_ends_a_load():
 @pytest.fixture
 def begin() -> tuple[SimpleNamespace, Callable[[], Stress]]:
     """Return a run and a level whose server does not exist; no load is sent."""
+    loads: list[Load | None] = []
     run = stand_in(
         profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
-        pool=None, load=None, processes=lambda: [], say=lambda *_arguments: None,
+        pool=None, crashes=SimpleNamespace(under_load=loads.append, loads=loads),
+        processes=lambda: [], say=lambda *_arguments: None,
     )  # fmt: skip
     server = Server(ENDPOINT, False, "vllm", "0", None, None, None)
     return run, lambda: Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
@@ -107,11 +110,12 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
     run, make = begin
     with pytest.raises(RuntimeError, match="no throughput"):
         make()
-    assert run.servers.load is not None and run.servers.load.client.under_way() == []
+    (load,) = run.servers.crashes.loads
+    assert load.client.under_way() == []
     assert sampling() == 0
     item = SimpleNamespace(config=SimpleNamespace(stash={}), stash={stash.LEVEL: "performance"})
-    performance.end_with_its_level(item, SimpleNamespace(run=run))
-    assert run.servers.load is None, "a later level's bundle shows nothing of this server"
+    performance.end_with_its_level(item, run.servers)
+    assert run.servers.crashes.loads[-1] is None, "a later bundle shows nothing of this server"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +260,7 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     with servers.stress_server() as endpoint:
         server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
         level = Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
-        assert run.servers.load is not None and run.servers.load.client is level.client
+        assert [load.client for load in run.servers.crashes.loads] == [level.client]
         level.sustained()
         level.brim()
         level.unruly()

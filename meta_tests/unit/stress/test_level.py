@@ -19,6 +19,7 @@ from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_start import LogStart
 from sm121.plugin import outcomes
+from sm121.run.servers import NoCrashReports
 from sm121.stress import shapes, soak
 from sm121.stress.afterwards import Afterwards
 from sm121.stress.checks import UnderLoad
@@ -45,7 +46,7 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
         lines: list[str] = []
         run = stand_in(
             profile=CPU.model_copy(update={"stress": CPU.stress.model_copy(update=SIZES)}),
-            aborted=None, abort=lambda _text: None, pool=None, load=None,
+            aborted=None, abort=lambda _text: None, pool=None, crashes=NoCrashReports(),
             target=SimpleNamespace(arch="cpu"),
             remark=lambda _text: None,
             say=lambda _what, line: lines.append(line), processes=lambda: [],

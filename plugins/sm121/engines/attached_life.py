@@ -127,6 +127,10 @@ class AttachedLife:
         """Return whether the server sends the list of its models within 10 s."""
         return self._endpoint.page("/v1/models") is not None
 
+    def account(self) -> None:
+        """Note that its end was reported."""
+        self.accounted = True
+
     def _look(self) -> None:
         silence = self._silence()
         was_silent = self._silent

@@ -73,6 +73,9 @@ class Life(Protocol):
     def answers(self) -> bool:
         """Return whether the engine answers a request now."""
 
+    def account(self) -> None:
+        """Note that its end was reported, or that the suite caused it."""
+
 
 class ManagedLife:
     """The life of a server that the suite has started.
@@ -103,6 +106,10 @@ class ManagedLife:
         if self._dead is None and not self.accounted:
             self._dead = self._find_death(asked_within_s)
         return self._dead or Alive()
+
+    def account(self) -> None:
+        """Note that its end was reported, or that the suite caused it."""
+        self.accounted = True
 
     def _find_death(self, asked_within_s: float) -> Dead | None:
         end = self._end(asked_within_s)

@@ -214,7 +214,7 @@ class ServerPool:
         It does not count as a death of the server.
         """
         if self.life is not None:
-            self.life.accounted = True
+            self.life.account()
         if self.latest is not None:
             self.latest.kill()
 

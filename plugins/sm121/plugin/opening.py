@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,12 +32,15 @@ from sm121.run.events import Collected
 from sm121.run.record import Target
 from sm121.run.verdict_file import ShardTest
 from sm121.session import opening, signals
-from sm121.session.session import Session
+from sm121.session.session import SelectedTests, Session
 from sm121.session.settings import Settings
 from sm121.session.target import resolve
 
 #: The lock on this machine, held while this run measures.
 _MACHINE = pytest.StashKey[IO[str]]()
+#: Set if another run is using the report directory. Then this run only validates its request, in a
+#: temporary folder.
+_IN_USE = pytest.StashKey[directory.InUse]()
 _NO_LEVEL = (
     "no test of a level was collected: run `sm121 run`, or run pytest in the folder that "
     "contains the suite's tests/"
@@ -80,7 +84,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         opening.prepare,
         chosen=chosen,
         collected=_collected(config, settings, tests),
-        inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
+        selected=_selected(config, chosen, tests),
         say=functools.partial(terminal.say, config),
         verbose=config.option.verbose > 0,
         resume=resume,
@@ -94,13 +98,21 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
             raise
         # A wrong request must be refused before the folder is used: see `withdrawing`.
         session = prepare(dataclasses.replace(settings, report_dir=Path(tempfile.mkdtemp())))
-        session.in_use = error
+        config.stash[_IN_USE] = error
     config.stash[SESSION] = session
     config.stash[SIGNALS] = signals.Signals(session)
-    session.selected.deselected = selection.missed(config, chosen.arch)
-    session.selected.collected = config.stash[selection.COLLECTED]
-    session.selected.asks_for = wanted.asks_for(config, session)
     return session
+
+
+def _selected(config: pytest.Config, chosen: Target, tests: list[pytest.Item]) -> SelectedTests:
+    """What is known about the tests of a run."""
+    inapplicable = {item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)}
+    return SelectedTests(
+        collected=config.stash[selection.COLLECTED],
+        deselected=selection.missed(config, chosen.arch),
+        inapplicable=inapplicable,
+        asks_for=wanted.asks_for(config, chosen),
+    )
 
 
 def _collected(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Collected:
@@ -233,11 +245,13 @@ def withdrawing(config: pytest.Config, session: Session) -> Iterator[None]:
     """
     try:
         yield
-        if session.in_use is not None:
-            raise session.in_use
+        if _IN_USE in config.stash:
+            raise config.stash[_IN_USE]
     except UsageError:
         del config.stash[SESSION]
         session.withdraw()
+        if _IN_USE in config.stash:
+            shutil.rmtree(session.run.record.directory)
         release_machine(config)
         raise
 

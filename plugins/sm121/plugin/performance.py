@@ -298,7 +298,7 @@ def end_with_its_level(item: pytest.Item, session: Session) -> None:
     """
     if item.stash[LEVEL] != "stress":
         end_load(item.config)
-        session.run.servers.load = None  # its samples belong to this server only
+        session.crashes.under_load(None)  # its samples belong to this server only
 
 
 def end_load(config: pytest.Config) -> None:

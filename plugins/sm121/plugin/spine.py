@@ -386,7 +386,8 @@ def _finish(
     run.record.enter(run.record.phase[0], "at the end of the run")
     comparing.decide_what_broke(config, conformance)
     performance.end_load(config)
-    conformance.interrupted = conformance.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        conformance.interrupt()
     matrix.end(config, interrupted=conformance.interrupted)
     timing.keep(config, conformance)
     conformance.close()

@@ -9,13 +9,13 @@ from pytest_gpu_arch.expression import evaluate, evaluate_with, words_of
 from sm121.core.architecture import NAMES
 from sm121.core.profile import PlanRow
 from sm121.core.profile_fields import LEVELS
-from sm121.plugin import expressions
+from sm121.plugin import expressions, selection
 from sm121.plugin.stash import SETTINGS
+from sm121.run.record import Target
 from sm121.run.verdict_file import TestReport
-from sm121.session.session import Session
 
 
-def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
+def asks_for(config: pytest.Config, chosen: Target) -> Callable[[TestReport], bool]:
     """Return a function that decides whether the run requested a test that it does not have.
 
     A test was requested if it would be collected and selected if it existed. A test was not
@@ -23,24 +23,23 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
 
     Args:
         config: The configuration of pytest.
-        session: The run. It knows its collected tests.
+        chosen: The target of the run.
     """
-    return _Request(config, session).asks_for
+    return _Request(config, chosen).asks_for
 
 
 class _Request:
     """The paths, expressions and plan that a command line requests."""
 
-    def __init__(self, config: pytest.Config, session: Session) -> None:
-        run = session.run
-        self._session = session
+    def __init__(self, config: pytest.Config, chosen: Target) -> None:
+        self._collected = config.stash[selection.COLLECTED]
         self._paths = _paths(config)
         self._keywords: str = config.getoption("keyword", "") or ""
         self._expression = expressions.marker_expression(config)
         #: The markers in the expression that are neither levels nor architectures.
         self._other_markers = words_of(self._expression)
         self._other_markers -= {*LEVELS, *NAMES, "gpu", "slow"}
-        self._of_arch = expressions.markers_of(run.target.arch)
+        self._of_arch = expressions.markers_of(chosen.arch)
         settings = config.stash[SETTINGS]
         #: The levels from which an option selects only a part.
         self._narrowed: set[str] = set()
@@ -49,12 +48,12 @@ class _Request:
         if config.getoption("--matrix") is not None:
             self._narrowed.add("matrix")
         self._plan: PlanRow | None = None
-        if run.target.profile is not None:
-            self._plan = run.profile.plan(settings.plan)
+        if chosen.profile is not None:
+            self._plan = chosen.profile.plan(settings.plan)
 
     def asks_for(self, test: TestReport) -> bool:
         """Whether the run requested a test that it does not have."""
-        if test.id in self._session.selected.collected or test.level in self._narrowed:
+        if test.id in self._collected or test.level in self._narrowed:
             return False
         return self._is_within(test) and self._is_selected(test)
 

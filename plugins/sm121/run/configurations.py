@@ -22,9 +22,23 @@ class Configurations:
     target: Target
     record: RunRecord
     #: The profile's configurations; empty if the server is attached.
-    by_name: Mapping[str, ServerConfiguration] = field(default_factory=dict)
+    by_name: Mapping[str, ServerConfiguration] = field(default_factory=dict, init=False)
     #: The facts about each node, collected before the first start.
-    node_facts: dict[Node, dict[str, Any]] = field(default_factory=dict)
+    node_facts: Mapping[Node, Mapping[str, Any]] = field(default_factory=dict, init=False)
+
+    def begin(
+        self,
+        by_name: Mapping[str, ServerConfiguration],
+        node_facts: Mapping[Node, Mapping[str, Any]],
+    ) -> None:
+        """Set the configurations that the suite can start.
+
+        Args:
+            by_name: The profile's configurations.
+            node_facts: The facts about each node, this machine first; empty without other nodes.
+        """
+        self.by_name = by_name
+        self.node_facts = node_facts
 
     def managed(self, name: str) -> ServerConfiguration:
         """Return a configuration that the suite starts; raise NotRun if the server is attached."""

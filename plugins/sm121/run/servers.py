@@ -43,6 +43,13 @@ class CrashReports(Protocol):
             The cause.
         """
 
+    def under_load(self, load: Load | None) -> None:
+        """Include the samples of a load in the bundles from now on.
+
+        Args:
+            load: The load; None: there is no load any more.
+        """
+
 
 class NoCrashReports:
     """Reports nothing: of a run that starts no server."""
@@ -54,6 +61,9 @@ class NoCrashReports:
             end: The error of its start, or its death.
         """
         return end.cause
+
+    def under_load(self, _load: Load | None) -> None:
+        """Do nothing: there are no bundles."""
 
 
 @dataclass(kw_only=True)
@@ -75,8 +85,6 @@ class Servers:
     stops: dict[str, StopReport] = field(default_factory=dict, init=False)
     #: The reason why no further test runs, as (class, text); None while tests run.
     aborted: tuple[str, str] | None = field(default=None, init=False)
-    #: The load, while a server is under load; a crash bundle includes its samples.
-    load: Load | None = None
     #: Reports an abnormal end, and has the rest of the server stopped.
     crashes: CrashReports = field(default_factory=NoCrashReports)
     #: The number of the suite's servers that were stopped after a crash.
@@ -226,7 +234,7 @@ class Servers:
         name = "the attached server"
         if is_managed and state.evidence:
             name = state.evidence.stem
-        life.accounted = True
+        life.account()
         cause = self.crashes.after_crash(self, state, None)
         decision = beside.unasked(name, state, cause, self.record.phase)
         self.record.emit(Decided(decision))
@@ -254,7 +262,7 @@ class Servers:
                 self.record.emit(Distrusted(why))
             return
         if life is not None:
-            life.accounted = True  # the report of its crash has its log
+            life.account()  # the report of its crash has its log
         report = self.pool.stop()
         if report is not None and not report.clean:
             why = (

@@ -20,6 +20,7 @@ from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.run.events import Died
+from sm121.run.load import Load
 from sm121.run.machine_report import CrashReport
 from sm121.run.paths import metrics_file
 from sm121.run.record import RunRecord
@@ -70,10 +71,19 @@ class CrashDesk:
         self._reported: dict[Path, Cause] = {}
         self._unwritten_reported = False
         self._test_began = 0.0
+        self._load: Load | None = None
 
     def begin_test(self) -> None:
         """Note that a test begins: an end of its server from here on is an end in the test."""
         self._test_began = time.monotonic()
+
+    def under_load(self, load: Load | None) -> None:
+        """Include the samples of a load in the bundles from now on.
+
+        Args:
+            load: The load; None: there is no load any more.
+        """
+        self._load = load
 
     def after_error(self, servers: Servers, test: str, error: Exception) -> None:
         """Report an error of a test that a failed server may have caused.
@@ -162,7 +172,6 @@ class CrashDesk:
         kernel = self._kernel_messages(servers)
         processes = managed_evidence.processes_of(managed)
         cause = self._cause_at_end(servers, error, processes, kernel, is_dying=is_dying)
-        load = servers.load
         evidence = crash_bundle.Evidence(
             cause=cause,
             what=_subject(error),
@@ -170,13 +179,14 @@ class CrashDesk:
             processes=processes,
             kernel=kernel,
             cgroup=crash_bundle.CgroupCounters(self.before.cgroup, cgroup.memory_events()),
-            memory=_memory(servers),
+            memory=self._memory(servers),
             metrics=self._metrics(servers),
             setup=crash_bundle.EngineSetup(debug=self._settings.engine.debug),
             rerun=self._rerun(servers, test),
         )
-        if load is not None:
-            evidence.in_flight = [request.record() for request in load.client.under_way()]
+        if self._load is not None:
+            under_way = self._load.client.under_way()
+            evidence.in_flight = [request.record() for request in under_way]
         if managed is not None:
             version = record.file.engine.version
             managed_evidence.add(evidence, managed, version=version, secrets=record.secrets)
@@ -327,14 +337,32 @@ class CrashDesk:
         )
 
     def _metrics(self, servers: Servers) -> str | None:
-        if servers.load is not None and servers.load.timeline.metrics is not None:
-            return servers.load.timeline.metrics
+        if self._load is not None and self._load.timeline.metrics is not None:
+            return self._load.timeline.metrics
         managed = _latest(servers)
         log = managed.launch.log if managed is not None else None
         file = metrics_file(self._record.directory, log)
         if file.is_file():
             return file.read_text("utf-8", "replace")
         return None
+
+    def _memory(self, servers: Servers) -> dict[str, Any] | None:
+        under_load = None
+        if self._load is not None:
+            under_load = self._load.timeline.record()
+        history = []
+        if servers.sampler is not None:
+            history = list(servers.sampler.history)
+        if under_load is None and not history:
+            return None
+        return {
+            "under_load": under_load,
+            "run": {
+                "columns": ["monotonic_s", "rss_bytes", "available_bytes"],
+                "now": round(time.monotonic(), 2),
+                "samples": history,
+            },
+        }
 
     def _rerun(self, servers: Servers, test: str | None) -> str:
         if servers.pool is None:
@@ -363,25 +391,6 @@ def _stop_crashed(servers: Servers, evidence: crash_bundle.Evidence) -> None:
             "measurements and answers cannot be trusted. Reset the GPU, or reboot"
         )
     servers.stop_crashed(why_distrusted)
-
-
-def _memory(servers: Servers) -> dict[str, Any] | None:
-    under_load = None
-    if servers.load is not None:
-        under_load = servers.load.timeline.record()
-    history = []
-    if servers.sampler is not None:
-        history = list(servers.sampler.history)
-    if under_load is None and not history:
-        return None
-    return {
-        "under_load": under_load,
-        "run": {
-            "columns": ["monotonic_s", "rss_bytes", "available_bytes"],
-            "now": round(time.monotonic(), 2),
-            "samples": history,
-        },
-    }
 
 
 def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:

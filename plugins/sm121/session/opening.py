@@ -6,16 +6,18 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from sm121.core import architecture
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
-from sm121.core.server import Server
+from sm121.core.server import Node, Server
 from sm121.engines import (
     dead_runs,
     nodes,
@@ -77,7 +79,7 @@ def prepare(
     chosen: Target | None = None,
     collected: Collected | None = None,
     *,
-    inapplicable: Collection[str] = (),
+    selected: SelectedTests | None = None,
     say: Say = _print,
     verbose: bool = False,
     resume: bool = False,
@@ -89,7 +91,7 @@ def prepare(
         settings: The settings of the run.
         chosen: The target; resolved from the settings if it is not given.
         collected: The tests that will be decided; None without any.
-        inapplicable: Ids of tests that no certificate needs.
+        selected: What is known about the tests; None without any.
         say: Shows a line of progress.
         verbose: Whether remarks are shown at once, too.
         resume: Whether the run of the directory goes on. The caller sets the `log` of its events.
@@ -128,7 +130,7 @@ def prepare(
         report=taken,
         run_id=run_id,
         followed_log=followed,
-        selected=SelectedTests(inapplicable=set(inapplicable)),
+        selected=selected or SelectedTests(),
     )
     _begin(session, opened, collected or Collected([]))
     return session
@@ -305,19 +307,20 @@ def _prepare_engine(session: Session) -> None:
     python = settings.engine.python
     if isinstance(registry.engine(settings.engine.name), protocol.Program):
         python = sys.executable  # a program has no Python packages: record those of the suite
-    look = partial(
-        environment.record,
-        python,
-        arguments=arguments,
-        environment=variables,
-        workload=workload.of(settings, profile, tokenizer=tokenizer),
-    )
-    record = look()
-    fingerprint = fingerprinting.of(session, record, variables)
-    run.record.emit(EnvironmentRead(record.model_dump(mode="json"), fingerprint))
+
+    def read() -> EnvironmentRead:
+        record = environment.record(
+            python,
+            arguments=arguments,
+            environment=variables,
+            workload=workload.of(settings, profile, tokenizer=tokenizer),
+        )
+        fingerprint = fingerprinting.of(session, record, variables)
+        return EnvironmentRead(record.model_dump(mode="json"), fingerprint)
+
+    session.record_environment(read)
     if run.servers.attached is None and profile.arch != architecture.CPU:
         show_config.note_later(run.record, python, variables)
-    session.fingerprint_now = lambda: fingerprinting.of(session, look(), variables)
 
 
 def _watch_attached(session: Session, attached: Server, profile: Profile) -> None:
@@ -350,10 +353,10 @@ def _make_pool(session: Session, profile: Profile) -> None:
         run.record.remark(
             f"a server of run {ended.run}, which is dead, was still there and was ended: {names}"
         )
-    run.configurations.by_name = targets.configurations(
+    by_name = targets.configurations(
         settings, profile, notify=lambda line: run.record.say("canary", line)
     )
-    _look_at_nodes(session, profile)
+    run.configurations.begin(by_name, _look_at_nodes(session, profile, by_name[profile.under_test]))
     servers = pool.ServerPool(
         limits=StartLimits(
             ready_s=profile.engine.ready_within_s.value,
@@ -384,23 +387,27 @@ def _show_start(session: Session, name: str, phase: starting.StartPhase) -> None
     session.run.record.say(f"server {name}", phase.text, kind)
 
 
-def _look_at_nodes(session: Session, profile: Profile) -> None:
+def _look_at_nodes(
+    session: Session, profile: Profile, under_test: ServerConfiguration
+) -> dict[Node, dict[str, Any]]:
+    """Return the facts about each node of a server on several machines; write nodes.json."""
     run = session.run
-    under_test = run.configurations.by_name[profile.under_test]
     if profile.nodes is None or under_test.span is None:
-        return
+        return {}
     if under_test.span.launcher == "ray":
         ranks = profile.nodes.tensor_parallel // profile.nodes.count
         looked_at = ray_cluster.look(under_test, arch=profile.arch, ranks=ranks)
     else:
         looked_at = nodes.look(under_test)
+    node_facts = {}
     for found in looked_at:
-        run.configurations.node_facts[found.node] = found.facts
+        node_facts[found.node] = found.facts
         for left in found.leftovers:
             run.record.remark(f"{found.node}: a server of a dead run was ended: {left}")
-    by_name = {str(node): facts for node, facts in run.configurations.node_facts.items()}
+    by_name = {str(node): facts for node, facts in node_facts.items()}
     text = run.record.redact(json.dumps(by_name, indent=2))
     write_text(text, run.record.directory / "nodes.json")
+    return node_facts
 
 
 def _sampler(

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from sm121.regression import measured
 from sm121.report import summary
 from sm121.run import directory as report_directory
 from sm121.run import events, served, verdict_file
-from sm121.run.directory import InUse, ReportDirectory
+from sm121.run.directory import ReportDirectory
 from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.run import Run
 from sm121.run.verdict_file import TestReport
@@ -55,9 +54,6 @@ class Session:
     settings: Settings
     #: The report directory. It stays locked during the session, so that no other run writes to it.
     report: ReportDirectory
-    #: Set if another run is using the report directory. Then this run only validates its request,
-    #: in a temporary folder.
-    in_use: InUse | None = None
     run_id: str
     #: Reports abnormal ends, and writes their bundles.
     crashes: CrashDesk
@@ -65,10 +61,10 @@ class Session:
     #: Judges the messages of the Linux kernels.
     kernel: KernelJudge = field(init=False)
     interrupted: bool = False
-    #: Computes the current fingerprint; None if no server can be started.
-    fingerprint_now: Callable[[], Fingerprint] | None = None
     #: The attached server's log, if it is a stream.
     followed_log: FollowedLog | None = None
+    #: Reads the environment again at the end; None if no server can be started.
+    _read_environment: Callable[[], events.EnvironmentRead] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.kernel = KernelJudge(self.run, self.settings.engine.launcher, self.crashes.before)
@@ -101,6 +97,19 @@ class Session:
         if isinstance(engine, protocol.Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
         return self.settings.engine.python
+
+    def record_environment(self, read: Callable[[], events.EnvironmentRead]) -> None:
+        """Record the environment and the fingerprint. `close` reads them again and compares.
+
+        Args:
+            read: Reads the environment as it is now.
+        """
+        self._read_environment = read
+        self.run.record.emit(read())
+
+    def interrupt(self) -> None:
+        """Note that the run was interrupted, so it does not count as finished."""
+        self.interrupted = True
 
     def before_test(self, test: str, level: str) -> None:
         """Look at the server before a test, so that the test is not blamed for an earlier end.
@@ -215,12 +224,14 @@ class Session:
         run = self.run
         before = run.record.file.fingerprint
         pool = run.servers.pool
-        if before is None or self.fingerprint_now is None or pool is None or not pool.starts:
+        if before is None or self._read_environment is None or pool is None or not pool.starts:
             return
         try:
-            others = before.differences(self.fingerprint_now())
+            now = self._read_environment().fingerprint
         except OSError as error:
             others = [Difference("model's digest", "known", f"{error}", "model")]
+        else:
+            others = before.differences(now) if now is not None else []
         changed = []
         for each in others:
             if _is_of_the_judged(each, before) and each.one and each.other:
@@ -278,8 +289,6 @@ class Session:
         if run.record.log.path is not None:  # otherwise the folder belongs to the run to resume
             report_directory.restore(run.record.directory, self.report.earlier)
         self.report.lock.close()
-        if self.in_use is not None:
-            shutil.rmtree(run.record.directory)
 
     def __enter__(self) -> "Session":
         return self

@@ -60,7 +60,7 @@ class Signals:
             assert main is not None
             threading.Timer(_A_MOMENT, signal.pthread_kill, (main, number)).start()
             return
-        self._session.interrupted = True
+        self._session.interrupt()
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     def again(self) -> None:

@@ -59,7 +59,7 @@ class Stress:
     answers are correct, and raises `UnderLoad` with all faults otherwise.
 
     Args:
-        run: The run. `run.servers.load` gets the state of the load; memory.json and soak.json are
+        run: The run. Its crash bundles get the state of the load; memory.json and soak.json are
             written into its directory.
         server: The server.
         capabilities: The capabilities of its engine.
@@ -119,7 +119,7 @@ class Stress:
         )
         self._crowd = self._make_crowd(bound)
         # Set before the first load, which may already crash the server.
-        run.servers.load = Load(self.client, self.timeline)
+        run.servers.crashes.under_load(Load(self.client, self.timeline))
         self.timeline.start()
         try:
             before = self._read_throughput()
