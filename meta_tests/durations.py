@@ -34,7 +34,7 @@ LONGEST = (
     "unit/answers/test_promised.py",
     "unit/report/test_page_browser.py",
     "unit/kernels/test_flashinfer_sinks.py",
-    "unit/matrix/test_outcome_shards.py",
+    "unit/matrix/test_level_shards.py",
     "whole/test_bad_input.py",
     "unit/performance/test_starts.py",
     "whole/test_hostile_surroundings.py",

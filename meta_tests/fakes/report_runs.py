@@ -18,10 +18,10 @@ from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
 from sm121.machine.timeline import Sample
 from sm121.matrix.feature_matrix import FailingSetReport, MatrixFile
-from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
 from sm121.regression import metric_levels
 from sm121.run import details, machine_report, stored_run, verdict_file
+from sm121.run.cell_record import CellOutcome, CellRate, CellRecord
 from sm121.run.details import Details, FailureDetail
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 from sm121.stress.memory import MemoryFile

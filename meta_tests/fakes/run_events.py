@@ -46,6 +46,8 @@ def with_events(run: Any) -> Any:
     folded = Fold(record.file)
     record.emit = folded.apply
     record.ledger = folded.ledger
+    record.cells = folded.cells
+    record.references = folded.references
     return run
 
 

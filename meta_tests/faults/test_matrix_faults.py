@@ -51,7 +51,7 @@ def test_a_slower_value_is_named(run_matrix, tmp_path):
     assert status == 1 and sets_of(matrix) == {("SLOWER", ("way=slow",))}, run.output
 
 
-@pytest.mark.slow("twenty starts; test_outcome_shards.py has a fallback")
+@pytest.mark.slow("twenty starts; test_level_shards.py has a fallback")
 @pytest.mark.parametrize("slow", ["", "slow:mapped"])
 def test_several_faults_at_once_are_isolated(run_matrix, slow):
     faults = f"fallback:triton crash:flashinfer_cutlass+enforce-eager corrupt:ngram+half {slow}"

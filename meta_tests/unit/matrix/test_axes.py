@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from meta_tests.fakes.run_events import stand_in
+from meta_tests.fakes.run_events import stand_in, with_events
 from meta_tests.folders import DATA, FAKES
 from meta_tests.texts import text_file
 from sm121 import cli
@@ -28,9 +28,9 @@ from sm121.engines.server_errors import StartError
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.matrix import axes, covering, examine, feature_matrix, level, plan
-from sm121.matrix.outcome import CellOutcome
 from sm121.matrix.space import Space, count_allowed
 from sm121.measure.measurement import Invalidity
+from sm121.run.cell_record import CellOutcome
 from sm121.run.servers import NoCrashReports
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
@@ -350,13 +350,14 @@ def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
 
 def attached_run(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:
     """A run with a server that can start no other; nothing watches whether it lives."""
-    return stand_in(
-        aborted=None, pool=None, life=None, ledger=(), file=SimpleNamespace(fingerprint=None),
+    run = stand_in(
+        aborted=None, pool=None, life=None, file=SimpleNamespace(fingerprint=None),
         by_name={}, directory=directory, profile=settings, attached=server,
         server=lambda: server, obstacle=lambda: None, check_alive=lambda **_when: None,
         of=lambda of: read_log(of.log, "vllm"), say=lambda *_words: None,
         redact=lambda text: text,
     )  # fmt: skip
+    return with_events(run)
 
 
 @pytest.fixture

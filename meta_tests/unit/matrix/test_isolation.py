@@ -7,8 +7,8 @@ import pytest
 
 from meta_tests.unit.matrix.test_axes import SPACES, array_of
 from sm121.matrix import axes, covering, feature_matrix, isolation, plan
-from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord, Step, worst
 from sm121.matrix.space import Space, identity
+from sm121.run.cell_record import CellOutcome, CellRate, CellRecord, Step, worst
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 SPACE = SPACES[0]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from meta_tests.fakes.run_events import stand_in
+from meta_tests.fakes.run_events import stand_in, with_events
 from meta_tests.unit.matrix.test_isolation import SPACE, ended, record
 from sm121 import cli
 from sm121.core import profile, waiting
@@ -19,10 +19,11 @@ from sm121.core.verdict import NotRun
 from sm121.matrix import covering, feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.matrix.level import MatrixLevel
-from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import make_plan
 from sm121.matrix.space import identity
 from sm121.report import merging
+from sm121.run.cell_record import CellOutcome, CellRecord
+from sm121.run.events import CellExamined, Resumed
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 
@@ -75,7 +76,7 @@ def wait_for_cells(run, are_noted) -> None:
 
 
 @pytest.mark.slow("a run of the matrix more")
-def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_matrix):
+def test_an_interrupted_run_says_what_fails_and_goes_on_with_the_other_cells(start_matrix):
     run = start_matrix("--matrix", "1", faults="refuse:triton crash:flashinfer_cutlass")
     wait_for_cells(run, lambda text: re.search('"outcome": ?"(FAIL|CRASH)"', text))
     os.kill(run.process.pid, signal.SIGINT)
@@ -88,6 +89,18 @@ def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_ma
     assert f"- {broken[0]['outcome']}: `{broken[0]['id']}`" in text
     page = (run.report / "report.html").read_text()
     assert "<strong>Interrupted: " in page and broken[0]["id"] in page
+
+    faults = "refuse:triton crash:flashinfer_cutlass"
+    resumed = start_matrix("--matrix", "1", "--resume", report=run.report, faults=faults)
+    assert resumed.wait() == 1, resumed.output
+    after = json.loads((run.report / "matrix" / "matrix.json").read_text())
+    assert not after["interrupted"] and not after["not_run"], resumed.output
+    count = len(matrix["cells"])
+    assert after["cells"][:count] == matrix["cells"], "they were not examined again"
+    assert {cell["values"]["moe"]: cell["outcome"] for cell in after["cells"]} == {
+        "marlin": "PASS", "triton": "FAIL", "cutlass": "CRASH",
+    }, resumed.output  # fmt: skip
+    assert [one["confirmed"] for one in after["failing_sets"]] == [True, True]
 
 
 @pytest.mark.slow(why="a run with workers")
@@ -148,8 +161,9 @@ class Examiner:
         self.baseline = object()
         self.started: list[str] = []
 
-    def examine(self, planned, _configuration, *, isolating):
+    def examine(self, planned, _configuration, *, isolating=False):
         self.started.append(identity(SPACE, planned.cell))
+        self.baseline = object()
         broken = planned.cell["graphs"] == "compiled"
         outcome = CellOutcome.FAIL if broken else CellOutcome.PASS
         return record(SPACE, planned.cell, outcome, isolating)
@@ -166,8 +180,10 @@ def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None
         obstacle=lambda: obstacle, say=lambda *_words: None, redact=lambda text: text,
         file=SimpleNamespace(fingerprint=None), start_anew=lambda _configuration: None,
     )  # fmt: skip
+    with_events(run)
+    for cell in (BASELINE, ended(CellOutcome.FAIL, graphs="compiled", seqs="1")):
+        run.record.emit(CellExamined(cell))
     made = MatrixLevel(run, make_plan(cpu, SPACE, strength="1"))
-    made.records = [BASELINE, ended(CellOutcome.FAIL, graphs="compiled", seqs="1")]
     made._examiner = Examiner()
     made.reported = []
     write = made._found
@@ -195,6 +211,22 @@ def test_nothing_is_started_where_nothing_can_be_trusted_or_no_time_is_left(tmp_
     if "obstacle" in changed:
         with pytest.raises(NotRun, match="the GPU fell"):
             run.examine(covering.Planned(ONCE.values, ("array",)))
+
+
+def test_a_resumed_level_examines_what_has_no_outcome_and_the_baseline(tmp_path):
+    """The baseline of the killed process is a cell; the other one is only for comparison."""
+    run = level(tmp_path)
+    run._examiner.baseline = None
+    for event in (CellExamined(ended(CellOutcome.NOT_RUN, seqs="1")), Resumed([])):
+        run.run.record.emit(event)
+    run.judge(covering.Planned(BASELINE.values, ("array",)))
+    assert not run._examiner.started
+    run.judge(covering.Planned(ended(CellOutcome.PASS, seqs="1").values, ("array",)))
+    assert run._examiner.started == ["baseline", "seqs=1"]
+    written = json.loads((tmp_path / "matrix" / "matrix.json").read_text())
+    names = [cell["id"] for cell in written["cells"]]
+    assert names == ["baseline", "graphs=compiled,seqs=1", "seqs=1"]
+    assert written["spent"]["boots"] == 4.0
 
 
 def test_a_shard_whose_matrix_cannot_be_read_is_refused(tmp_path):

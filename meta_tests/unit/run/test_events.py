@@ -14,11 +14,13 @@ from meta_tests.fakes import report_runs
 from meta_tests.fakes.run_events import new_file
 from meta_tests.fakes.stored_run_events import events_of
 from meta_tests.folders import DATA, ROOT
+from meta_tests.unit.matrix.test_isolation import ended
 from sm121.cli import main
 from sm121.core.errors import UsageError
 from sm121.core.json_text import json_text
 from sm121.core.verdict import Verdict
 from sm121.run import details, events, fold, stored_run, verdict_file
+from sm121.run.cell_record import CellOutcome
 from sm121.run.details import FailureDetail, Samples, Series
 from sm121.run.event_log import EventLog
 from sm121.run.events import Decided, Remarked, Stamped
@@ -87,6 +89,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(tmp_path):
         events.Sampled("tg32@d0", Samples(unit="tok/s", samples=[52.0], taken=1)),
         events.FailureShown(FailureDetail(id="t", text="E assert")),
         events.HistoryRead({"tg32@d0": Series(unit="tok/s")}, ["no change"]),
+        events.CellExamined(ended(CellOutcome.PASS), is_reference=True),
     ]
     kinds = {event.kind for event in told}
     union, _ = typing.get_args(events.Event)

@@ -35,7 +35,9 @@ from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines.server_errors import ServerError
 from sm121.evidence.kernel_path import mistaken_environment
 from sm121.matrix import cell_answers, covering, oracle, rates
-from sm121.matrix.outcome import (
+from sm121.matrix.space import Space, identity
+from sm121.measure import counters, measurement, statistics
+from sm121.run.cell_record import (
     AnswerDifference,
     CellOutcome,
     CellRate,
@@ -44,8 +46,6 @@ from sm121.matrix.outcome import (
     StepName,
     worst,
 )
-from sm121.matrix.space import Space, identity
-from sm121.measure import counters, measurement, statistics
 from sm121.run.run import Run
 
 #: Fields of the kernel path that the record of a cell contains.
@@ -162,7 +162,7 @@ class Examiner:
             values=dict(planned.cell),
             why=list(planned.why),
             configuration=start.key,
-            arguments=list(start.arguments),
+            arguments=[self.run.record.redact(text) for text in start.arguments],
             environment={name: self.run.record.redact(text) for name, text in start.environment},
             outcome=CellOutcome.NOT_RUN,
             isolating=isolating,

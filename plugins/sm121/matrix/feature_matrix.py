@@ -16,8 +16,8 @@ from sm121.matrix import isolation, size
 from sm121.matrix.axes import AxesFile, Choice, label
 from sm121.matrix.covering import Array, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
-from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.space import Space
+from sm121.run.cell_record import CellOutcome, CellRecord
 
 #: The state of two values together.
 PairState = Literal["works", "broken", "incompatible", "unknown"]
@@ -115,7 +115,7 @@ def build(
         references: Starts of the baseline that are not cells of this run; only their cost counts.
         interrupted: Whether no more cells will run.
     """
-    ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
+    ended = {record.id for record in records if record.ended}
     return MatrixFile(
         axes=space.file.name,
         engine=space.engine,
@@ -163,7 +163,7 @@ def _reported(failing_set: isolation.FailingSet) -> FailingSetReport:
 def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list[CoverageReport]:
     """Return the coverage of single values, of pairs, and so on up to the array's strength."""
     largest = max(2, array.strength) if isinstance(array.strength, int) else 2
-    ended = [record.values for record in records if record.outcome is not CellOutcome.NOT_RUN]
+    ended = [record.values for record in records if record.ended]
     reports = []
     for strength in range(1, min(largest, len(space.axes)) + 1):
         of_plan = coverage(space, array.rows, strength)

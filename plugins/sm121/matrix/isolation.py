@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sm121.matrix.axes import Cell, Choice, label
-from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.space import Space
+from sm121.run.cell_record import CellOutcome, CellRecord
 
 #: Runs a cell that is not in the plan. Returns None if no time or no start is left for it.
 Try = Callable[[dict[str, str]], CellRecord | None]

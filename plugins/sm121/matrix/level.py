@@ -13,9 +13,10 @@ from sm121.matrix import covering, feature_matrix, isolation, size
 from sm121.matrix.axes import Cell, label
 from sm121.matrix.covering import Planned
 from sm121.matrix.examine import Baseline, Examiner
-from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import CellPlan
 from sm121.matrix.space import identity
+from sm121.run.cell_record import CellOutcome, CellRecord
+from sm121.run.events import CellExamined
 from sm121.run.run import Run
 
 #: Seconds of a test's time limit that are reserved for stopping a server and writing reports.
@@ -28,6 +29,9 @@ _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel
 
 class MatrixLevel:
     """Runs the cells of a plan, and writes ``matrix/`` after each.
+
+    A cell with an outcome in the run's events is not examined again. If the run was resumed, these
+    are the cells of the killed process, too; the baseline is then started again for comparison.
 
     If the suite starts its servers, each cell can run. An attached server is assumed to be the cell
     that is examined: the baseline, or another cell if ``baseline`` has the results of a baseline.
@@ -52,10 +56,6 @@ class MatrixLevel:
         self.plan = plan
         self.space = plan.space
         self.directory = run.record.directory / FOLDER
-        #: Cells of this run, as they ended.
-        self.records: list[CellRecord] = []
-        #: Starts of the baseline that are no cells of this run, for comparison only.
-        self.references: list[CellRecord] = []
         self.sets: list[isolation.FailingSet] = []
         oracles = (cache or self.directory) / "oracle"
         self._examiner = Examiner(run, plan.space, plan.settings, self.directory, baseline, oracles)
@@ -64,6 +64,11 @@ class MatrixLevel:
     def baseline(self) -> Baseline | None:
         """The baseline's answers and rate; None before it has run."""
         return self._examiner.baseline
+
+    @property
+    def records(self) -> Sequence[CellRecord]:
+        """The cells of this run, as they ended."""
+        return self.run.record.cells
 
     def judge(self, planned: Planned | None) -> None:
         """Check that a cell works; run it if it has no outcome yet.
@@ -145,7 +150,7 @@ class MatrixLevel:
 
     def account(self) -> list[str]:
         """Return the results as lines for the terminal."""
-        spent = size.spent(self.records, self.references)
+        spent = size.spent(self.records, self.run.record.references)
         planned = {identity(self.space, planned.cell) for planned in self.plan.cells}
         not_run = planned - {record.id for record in self.records}
         lines = []
@@ -195,7 +200,7 @@ class MatrixLevel:
             self.records,
             self.sets,
             profile=self.plan.profile.name,
-            references=self.references,
+            references=self.run.record.references,
             interrupted=interrupted,
         )
         feature_matrix.write(
@@ -233,7 +238,7 @@ class MatrixLevel:
         record = self._examiner.examine(planned, configuration, isolating=isolating)
         run.record.say("matrix", f"{name}: {record.outcome} {record.reason[:160]}")
         if not is_baseline or isolating or planned in self.plan.cells:
-            self.records.append(record)
+            run.record.emit(CellExamined(record))
             self.write()
         return record
 
@@ -247,7 +252,7 @@ class MatrixLevel:
         self.run.record.say("matrix", "the baseline, to compare with")
         baseline = Planned(self.space.baseline, ("baseline",))
         record = self._examiner.examine(baseline, self.configuration(baseline.cell))
-        self.references.append(record)
+        self.run.record.emit(CellExamined(record, is_reference=True))
         if record.outcome.broken and self._record_of(baseline) is None:
             self._examiner.baseline = None
         if self.baseline is None:

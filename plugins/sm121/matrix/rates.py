@@ -6,12 +6,12 @@ from pathlib import Path
 from sm121.core import level_settings, numbers
 from sm121.core.server import Server
 from sm121.evidence.compile_watch import CompileWatch
-from sm121.matrix.outcome import CellRate
 from sm121.measure import measurement, statistics
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
+from sm121.run.cell_record import CellRate
 
 #: Keys of a profile's ``[matrix]`` that replace those of ``[performance.measuring]``.
 _OWN_SETTINGS = ("rounds", "short_rounds", "warm_up_requests", "drift_bound", "second_clock_bound")

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sm121.core import templates
-from sm121.matrix import covering, outcome
+from sm121.matrix import covering
 from sm121.matrix.plan import CellPlan
 from sm121.matrix.space import Space, count_allowed, identity
+from sm121.run.cell_record import CellRecord
 
 #: The maximum strength in the table of sizes.
 _MOST_STRENGTH = 3
@@ -26,7 +27,7 @@ class _Row:
 
 
 def spent(
-    records: Sequence[outcome.CellRecord], references: Sequence[outcome.CellRecord] = ()
+    records: Sequence[CellRecord], references: Sequence[CellRecord] = ()
 ) -> Mapping[str, float]:
     """Return the cost of the cells of a run.
 

@@ -128,15 +128,15 @@ def _plan_to_run(
 
 
 def end(config: pytest.Config, *, interrupted: bool) -> None:
-    """Record whether the matrix was interrupted.
+    """Write the matrix once more, and whether the run was interrupted.
 
     Args:
         config: The configuration of pytest.
         interrupted: Whether the run was interrupted.
     """
     level = config.stash.get(_MATRIX, None)
-    if level is not None and level.records and interrupted:
-        level.write(interrupted=True)
+    if level is not None and level.records:
+        level.write(interrupted=interrupted)
 
 
 def show_account(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:

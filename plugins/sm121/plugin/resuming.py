@@ -3,7 +3,8 @@
 The verdicts of the kernel and correctness levels are kept. All other tests run again: the smoke
 level judges the new server, and tests that measure, or that judge a whole level, need the machine
 and the server as one process has observed them. If a test runs again, the worse of its two verdicts
-counts, as in a merge of two parts of a run.
+counts, as in a merge of two parts of a run. The matrix level examines the cells that have no
+outcome yet.
 """
 
 import pytest

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sm121.core.errors import UsageError
 from sm121.matrix.feature_matrix import MARKDOWN
-from sm121.matrix.outcome import CellRecord
 from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
+from sm121.run.cell_record import CellRecord
 from sm121.run.verdict_file import VerdictFile
 
 #: The folder with the evidence of all runs, in the folder of the documents.

@@ -1,13 +1,12 @@
-"""The outcome of a cell, as matrix.json contains it."""
+"""A cell of the matrix and its outcome, as run.jsonl and matrix.json contain them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
 from sm121.core.data_file import Record
-from sm121.matrix.axes import Choice
 
 #: The checks of a cell.
 StepName = Literal[
@@ -113,9 +112,14 @@ class CellRecord(Record):
     #: Whether it ran to find a smallest failing set, not as part of the array.
     isolating: bool = False
 
-    def has(self, choice: Choice) -> bool:
-        """Check whether the cell has these values."""
+    def has(self, choice: Iterable[tuple[str, str]]) -> bool:
+        """Check whether the cell has these values, as (axis, value) pairs."""
         return all(self.values.get(axis) == value for axis, value in choice)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a result; it has none if it could not run."""
+        return self.outcome is not CellOutcome.NOT_RUN
 
     @property
     def works(self) -> bool:

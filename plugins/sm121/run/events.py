@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sm121.core.verdict import Verdict
 from sm121.engines.pool import StartReport
+from sm121.run.cell_record import CellRecord
 from sm121.run.details import FailureDetail, Samples, Series
 from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
@@ -191,6 +192,19 @@ class HistoryRead:
 
 
 @dataclass(frozen=True)
+class CellExamined:
+    """A cell of the matrix has an outcome.
+
+    If ``is_reference`` is true, the baseline was examined only to compare other cells with it: its
+    own test ran, or runs, in another process.
+    """
+
+    cell: CellRecord
+    is_reference: bool = False
+    kind: Literal["cell_examined"] = "cell_examined"
+
+
+@dataclass(frozen=True)
 class BoxRead:
     """The state of the machine, by all readings so far."""
 
@@ -293,6 +307,7 @@ Event: TypeAlias = Annotated[
     | Described
     | FailureShown
     | HistoryRead
+    | CellExamined
     | BoxRead
     | MemoryRead
     | Changed

@@ -1,9 +1,10 @@
-"""Computes the content of verdict.json and details.json from a run's events."""
+"""Computes verdict.json, details.json and the cells of matrix.json from the events of a run."""
 
 from collections.abc import Iterable
 
 from sm121.core.verdict import Verdict
 from sm121.run import events
+from sm121.run.cell_record import CellRecord
 from sm121.run.details import Details
 from sm121.run.events import Event, Opened, Stamped
 from sm121.run.ledger import Ledger
@@ -81,6 +82,9 @@ class Fold:
         file: The verdict file. `settle` updates the verdicts of its levels and of the run.
         ledger: The verdict on each test.
         details: The content of details.json.
+        cells: The cells of the matrix with an outcome. After a resumption, those without a result
+            are removed, because they are examined again.
+        references: Starts of the baseline that are no cells of this run, for comparison only.
         closed: The event of the run's end; None while the run is in progress.
         halted: Why no further test runs; None if tests run.
     """
@@ -89,6 +93,8 @@ class Fold:
         self.file = file
         self.ledger = Ledger(file)
         self.details = Details()
+        self.cells: list[CellRecord] = []
+        self.references: list[CellRecord] = []
         self.closed: events.Closed | None = None
         self.halted: str | None = None
         self._clean_stops: dict[str, bool] = {}
@@ -128,6 +134,9 @@ class Fold:
                 self.halted = event.why
             case events.Measured():
                 file.metrics[event.name] = event.metric
+            case events.CellExamined():
+                chosen = self.references if event.is_reference else self.cells
+                chosen.append(event.cell)
             case events.BoxRead():
                 file.box = event.box
             case events.MemoryRead():
@@ -215,3 +224,4 @@ class Fold:
                 self.ledger.drop_undecided()
             case events.Resumed():
                 self.ledger.reopen(event.again)
+                self.cells[:] = [cell for cell in self.cells if cell.ended]

@@ -1,6 +1,7 @@
 """The target of a run, and the record of a run: its verdict file, directory, remarks, progress."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from sm121.core.redaction import redact
 from sm121.core.verdict import NotRun
 from sm121.engines.registry import Installed
 from sm121.run import events
+from sm121.run.cell_record import CellRecord
 from sm121.run.event_log import EventLog
 from sm121.run.events import Event
 from sm121.run.ledger import Ledger
@@ -91,6 +93,16 @@ class RunRecord:
     def ledger(self) -> Ledger:
         """The verdict on each test. Only `emit` changes it."""
         return self.log.fold.ledger
+
+    @property
+    def cells(self) -> Sequence[CellRecord]:
+        """The cells of the matrix that have an outcome. Only `emit` changes them."""
+        return self.log.fold.cells
+
+    @property
+    def references(self) -> Sequence[CellRecord]:
+        """Starts of the matrix's baseline that are no cells of this run, for comparison only."""
+        return self.log.fold.references
 
     @property
     def halted(self) -> str | None:

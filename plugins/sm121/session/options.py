@@ -85,7 +85,7 @@ def add_resume(add: AddOption) -> None:
         action="store_true",
         help=(
             "continue the killed or interrupted run in --report-dir; finished checks of the "
-            "kernel and correctness levels are not run again"
+            "kernel and correctness levels and finished cells of the matrix are not run again"
         ),
     )
 
