@@ -1,22 +1,28 @@
 """The parts of a run give the whole run."""
 
 import json
+import math
 import os
 import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from meta_tests.fakes.run_events import stand_in, with_events
+from meta_tests.unit.matrix.test_axes import examiner
 from meta_tests.unit.matrix.test_isolation import SPACE, ended, record
 from sm121 import cli
+from sm121.answers import golden
+from sm121.answers.agreement import TokenAgreement
+from sm121.answers.golden_comparison import GoldenComparison
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
-from sm121.matrix import covering, feature_matrix
+from sm121.matrix import covering, examine, feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.plan import make_plan
@@ -146,6 +152,22 @@ def test_a_failure_that_did_not_recur_is_marked_after_merging(again):
 def test_starts_to_compare_with_are_counted():
     file = matrix_of(ended(CellOutcome.PASS, graphs="compiled"), references=(BASELINE,))
     assert file.spent == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
+
+
+def test_an_infinite_difference_of_answers_is_null_in_matrix_json(tmp_path, monkeypatch):
+    """JSON has no infinite numbers."""
+    agreement = TokenAgreement((math.inf,), (False,), (math.nan,), 0, None)
+    change = GoldenComparison({"p": agreement}, ())
+    monkeypatch.setattr(golden, "compare", lambda *_arguments: change)
+    made = examiner(tmp_path, None)
+    made.baseline = examine.Baseline(SimpleNamespace(dtype="bfloat16"), None)
+    cell = ended(CellOutcome.FAIL, isolating=True)
+    examine.Examiner._equivalence(made, cell, Mock())
+    feature_matrix.write(SPACE, matrix_of(cell), tmp_path)
+    written = (tmp_path / "matrix.json").read_text()
+    (row,) = json.loads(written, parse_constant=pytest.fail)["cells"]
+    assert row["agreement"] == {"worst_nats": None, "mean_divergence": None, "top1": 0.0}
+    assert "| FAIL | inf |" in (tmp_path / feature_matrix.MARKDOWN).read_text()
 
 
 def wrote(directory: Path, name: str, content: str) -> None:

@@ -305,7 +305,9 @@ class Examiner:
             self.baseline.golden, asker, self.prompts, bound, {}, "the baseline's answers"
         )
         record.agreement = AnswerDifference(
-            worst_nats=change.worst[2], mean_divergence=change.mean_divergence, top1=change.top1
+            worst_nats=statistics.finite(change.worst.error),
+            mean_divergence=statistics.finite(change.mean_divergence),
+            top1=change.top1,
         )
         beyond = change.beyond(bound)
         return text(beyond) if beyond else None

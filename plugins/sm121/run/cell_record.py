@@ -72,10 +72,10 @@ class CellRate(Record):
 class AnswerDifference(Record):
     """The differences of a cell's answers from the baseline's, token by token."""
 
-    #: The largest difference of a log-probability.
-    worst_nats: float
-    #: The mean KL divergence, in nats.
-    mean_divergence: float
+    #: The largest difference of a log-probability. None: infinite, because a token is not listed.
+    worst_nats: float | None
+    #: The mean KL divergence, in nats. None: infinite or unknown.
+    mean_divergence: float | None
     #: The fraction of equal tokens.
     top1: float
 
