@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from sm121.core.waiting import until
-from sm121.evidence import process_snapshot, stacks
+from sm121.evidence import death, failure, process_snapshot, stacks
+from sm121.evidence.kernel_messages import KernelMessages
 
 #: A program that hangs in a named function, and prints a line before.
 HANGS = """
@@ -65,6 +66,25 @@ def tree(process: "subprocess.Popen[str]") -> list[dict]:
 
 def folder(tmp_path: Path) -> Path:
     return stacks.folder_in(tmp_path)
+
+
+def test_a_bus_error_is_in_the_log_and_is_not_taken_for_sigkill(tmp_path):
+    environment = {**os.environ, **stacks.variables({}, tmp_path)}
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGBUS)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    log = [*ended.stderr.splitlines(), "Engine core proc EngineCore died unexpectedly."]
+    cause = death.cause_of(
+        failure.classify_lines(log),
+        exits=[{"pid": 7, "name": "VLLM::EngineCore", "status": None}],
+        kernel=KernelMessages(),
+        kills=0,
+        pids={7},
+    )
+    assert "SIGBUS" in cause.summary and "--shm-size" in str(cause.remedy), ended.stderr
+    given = stacks.variables({"PYTHONFAULTHANDLER": ""}, tmp_path)
+    assert given["PYTHONFAULTHANDLER"] == ""
 
 
 @pytest.mark.usefixtures("without_py_spy")

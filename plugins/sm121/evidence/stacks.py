@@ -52,7 +52,10 @@ class _Process:
 
 
 def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """Return the environment variables that install the handler in an engine's processes.
+    """Return the environment variables that install the handlers in an engine's processes.
+
+    PYTHONFAULTHANDLER makes Python write the stacks to the log if SIGSEGV, SIGBUS, SIGABRT, SIGILL
+    or SIGFPE ends the process: vLLM logs no status of its engine core.
 
     Args:
         environment: The environment of the engine.
@@ -64,6 +67,7 @@ def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
     if environment.get("PYTHONPATH"):
         paths.append(environment["PYTHONPATH"])
     return {
+        "PYTHONFAULTHANDLER": environment.get("PYTHONFAULTHANDLER", "1"),
         "SM121_STACKS": str(folder),
         "SM121_STACKS_SIGNAL": str(_SIGNAL),
         "PYTHONPATH": os.pathsep.join(paths),
