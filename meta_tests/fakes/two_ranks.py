@@ -1,13 +1,16 @@
 """Two ranks that need each other, without an engine: rank 0 answers HTTP, and each token needs an
-echo of rank 1. ``/health`` is always 200. As a program it stands for a node's Python
-(``two_ranks.py -m sm121.engines.node_agent``); SM121_META_NODE may change its machine."""
+echo of rank 1. ``/health`` is always 200. On SIGUSR1, rank 1 hangs. As a program it stands for a
+node's Python (``two_ranks.py -m sm121.engines.node_agent``); SM121_META_NODE may change its
+machine."""
 
 import argparse
 import contextlib
 import mmap
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from http.server import ThreadingHTTPServer
@@ -61,6 +64,10 @@ class Handler(JsonHandler):
         self.say({"choices": [{"text": " Paris"}]})
 
 
+def wait_for_ever(*_: object) -> None:
+    threading.Event().wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
@@ -87,6 +94,7 @@ def main() -> None:
             break
         time.sleep(0.1)
     print("s:1:1 [0] NCCL INFO dlvsym failed on f - libmlx5.so: undefined symbol: f", flush=True)
+    signal.signal(signal.SIGUSR1, wait_for_ever)
     print("rank 1 serves", flush=True)
     while peer.recv(1):
         peer.sendall(b"x")

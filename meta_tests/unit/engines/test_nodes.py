@@ -32,7 +32,7 @@ from meta_tests.unit.engines.two_nodes import (
 from sm121.core import data_file, waiting
 from sm121.core.configuration import Span
 from sm121.core.errors import UsageError
-from sm121.engines import nodes, ports, registry, server_errors
+from sm121.engines import managed_evidence, nodes, ports, registry, server_errors
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.evidence import crash_bundle
@@ -103,15 +103,19 @@ def asked(server: ManagedServer) -> tuple[str, float]:
     return str(status), time.monotonic() - began
 
 
-def test_serves_and_leaves_nothing_on_any_node(make):
-    server = make()
+def test_serves_and_leaves_nothing_on_any_node(make, tmp_path):
+    traces = tmp_path / "of another machine" / "report" / "traces"
+    server = make(traces=str(traces))
     running = server.start()
     assert [(n.rank, n.name) for n in running.nodes] == [(0, "this machine"), (1, "this machine")]
     assert isinstance(ManagedLife(server).state(), Alive)
     process = rank_1(server)
+    traces.mkdir(parents=True)
+    (traces / "rank-1.json").write_text("{}")
     log = running.nodes[1].log
     report = server.stop()
     assert report.clean, report
+    assert not traces.parents[1].exists()
     assert not process.is_running() and not left_of(RUN)
     assert log is not None and "rank 1 serves" in log.read_text()
 
@@ -167,16 +171,6 @@ def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, mon
         assert line.startswith("libnccl of node 1 ") and "vllm issue 42354" in line, line
 
 
-def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):
-    traces = tmp_path / "of another machine" / "report" / "traces"
-    server = make(traces=str(traces))
-    server.start()
-    rank_1(server)
-    traces.mkdir(parents=True)
-    (traces / "rank-1.json").write_text("{}")
-    assert server.stop().clean and not traces.parents[1].exists()
-
-
 def test_rank_that_is_killed(make):
     server = make()
     server.start()
@@ -199,6 +193,21 @@ def test_rank_that_is_killed(make):
     server.stop()
     assert not left_of(RUN)
     assert server.start().nodes, "the next start works"
+
+
+def test_the_bundle_of_a_hang_has_the_stacks_of_both_nodes(make):
+    server = make()
+    server.start()
+    rank_1(server).send_signal(signal.SIGUSR1)
+    state = ManagedLife(server).state()
+    assert isinstance(state, Dead) and "serves no token within" in state.what
+    processes = managed_evidence.processes_of(server)
+    evidence = crash_bundle.Evidence(state.cause, state.what, processes=processes)
+    managed_evidence.add(evidence, server, version=None, secrets=())
+    bundle = crash_bundle.write(evidence, server.directory / "crashes", str)
+    assert "do_POST" in (bundle / "stacks.txt").read_text()
+    assert "wait_for_ever" in (bundle / "node-1-stacks.txt").read_text()
+    assert "node-1-stacks.txt" in (bundle / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -252,6 +261,7 @@ def test_every_client_has_an_answer_in_time(make, of, number, node, what):
     cause = server.fault().cause
     assert node in cause.summary and what in cause.summary, cause
     assert "this machine" in cause.owner
+    assert server.launch.stacks and set(server.other_nodes.stacks()) == {"node-1"}
     server.stop()
     # A node whose command was killed ends its rank by itself.
     assert waiting.until(lambda: not left_of(RUN), 10.0)

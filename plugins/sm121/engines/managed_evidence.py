@@ -51,4 +51,5 @@ def add(
         "debug": configuration.debug,
     }
     evidence.nodes = managed.described()
+    evidence.stacks_of_nodes = managed.other_nodes.stacks()
     evidence.setup.environment = managed.engine.environment(configuration, api_key="")

@@ -5,6 +5,7 @@ It reads a question in JSON, and answers in lines of JSON behind `MARK`:
 - ``look``: it looks at its machine.
 - ``start``: it starts a rank of the server, and reports its state.
 
+While it reports, a line `STACKS` on its standard input asks for the stacks of its rank's processes.
 At the end of its standard input, or after ``lease_s`` of silence, it stops everything that it has
 started.
 """
@@ -19,6 +20,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,11 +35,13 @@ from sm121.engines.managed import ManagedServer
 from sm121.engines.other_nodes import NoOtherNodes
 from sm121.engines.starting import StartLimits
 from sm121.engines.supervision import scratch_base
-from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
+from sm121.evidence import environment, kernel_messages, mapped, process_snapshot, stacks
 from sm121.evidence.unanswered import unanswered
 
 #: The prefix of each answer. Lines without it come from other programs.
 MARK = "sm121-node "
+#: The line that asks for stacks.
+STACKS = "stacks"
 #: Seconds between two reports of the state.
 _STATE_EVERY_S = 1.0
 #: Seconds between two looks at all processes, which take a slow core tens of milliseconds.
@@ -50,6 +54,7 @@ _MOST_PROCESSES = 64
 _MOST_LINES = 50
 _LOG_PIECE_BYTES = 1 << 18
 _MOST_LOG_BYTES = 64 << 20
+_MOST_STACKS = 1 << 18
 
 
 def facts(configuration: ServerConfiguration) -> dict[str, Any]:
@@ -161,20 +166,40 @@ class _Reporter:
         self._tree_at = 0.0
         self._nccl: list[dict[str, Any]] = []
         self._nccl_at = 0.0
+        #: The stacks that were taken and not yet reported; None: there are none.
+        self._stacks: str | None = None
 
     def run(self) -> None:
         heard_at = reported_at = time.monotonic()
+        heard = b""
         while time.monotonic() - heard_at < self._lease_s:
             patience_s = max(0.0, reported_at + _STATE_EVERY_S - time.monotonic())
             readable, _, _ = select.select([0], [], [], patience_s)
             if readable:
-                if not os.read(0, 4096):
+                piece = os.read(0, 4096)
+                if not piece:
                     return
                 heard_at = time.monotonic()
+                *lines, heard = (heard + piece).split(b"\n")
+                if STACKS.encode() in lines:
+                    self._take_stacks()
             if time.monotonic() - reported_at >= _STATE_EVERY_S:
                 reported_at = time.monotonic()
                 self.tell_log()
                 self.tell_state()
+            if self._stacks is not None:
+                tell("stacks", self._stacks[:_MOST_STACKS])
+                self._stacks = None
+
+    def _take_stacks(self) -> None:
+        """Take the stacks in a thread, because the states must not stop meanwhile."""
+        launch = self._server.launch
+        tree = process_snapshot.snapshot(launch.processes())
+
+        def take() -> None:
+            self._stacks = stacks.take_or_why(tree, launch.supervision.stacks_folder)
+
+        threading.Thread(target=take, daemon=True, name="sm121-stacks").start()
 
     def tell_log(self) -> None:
         while self._sent < _MOST_LOG_BYTES:

@@ -149,7 +149,7 @@ class NodeProcess:
         """Return an answer of a kind.
 
         Args:
-            kind: ``host``, ``facts``, ``state`` or ``stopped``.
+            kind: ``host``, ``facts``, ``state``, ``stacks`` or ``stopped``.
             within_s: How long to wait, in seconds.
 
         Raises:
@@ -167,6 +167,11 @@ class NodeProcess:
                 raise UsageError(f"{self.node} does not answer: its command {how}; last: {last}")
             time.sleep(0.05)
         return self.answers[kind]
+
+    def ask_for_stacks(self) -> None:
+        """Ask for the stacks of its rank's processes, the answer ``stacks``."""
+        self.answers.pop("stacks", None)
+        self.say(f"{node_agent.STACKS}\n")
 
     def close(self, within_s: float) -> Mapping[str, Any] | None:
         """Tell the node to stop everything that it has started.

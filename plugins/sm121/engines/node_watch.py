@@ -12,17 +12,22 @@ from typing import Any
 
 import psutil
 
+from sm121.core.errors import UsageError
 from sm121.core.server import Node
 from sm121.engines import nodes
 from sm121.engines.launch import Launch
 from sm121.engines.node_process import NodeProcess
 from sm121.engines.other_nodes import this_machine
 from sm121.engines.server_errors import ServerError
-from sm121.evidence import death, failure
+from sm121.evidence import death, failure, stacks
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.unanswered import Connection, unanswered
 
 _SAY_EVERY_S = 2.0
+#: The time limit for the stacks of the other nodes, in seconds.
+_STACKS_WITHIN_S = 20.0
+#: The same if a node is lost, because clients wait until the server is ended.
+_STACKS_AT_FAULT_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,10 @@ class NodeWatch:
     is_over: threading.Event = field(default_factory=threading.Event)
     #: When each connection of rank 0 was first found without an answer from the other node.
     unanswered_since: dict[Connection, float] = field(default_factory=dict)
+    #: The stacks of each other node when a fault was found, by the name of its files.
+    stacks_at_fault: dict[str, str] = field(default_factory=dict)
+    #: Held while a fault is looked for, by the thread that watches or by a test.
+    _looking: threading.Lock = field(default_factory=threading.Lock)
     #: The socket to which the nodes connect, to test whether they reach this machine.
     _beacon: socket.socket | None = None
     #: The time of the last sign of life to the nodes (``time.monotonic``).
@@ -108,6 +117,7 @@ class NodeWatch:
     def begin(self) -> None:
         """Forget what was found in an earlier attempt to start the server."""
         self.fault = None
+        self.stacks_at_fault = {}
         self.unanswered_since = {}
         self.ready_at = -math.inf
 
@@ -118,11 +128,44 @@ class NodeWatch:
             launch: The launch of rank 0.
             kind: The class of the error.
         """
-        if self.fault is not None:
-            return
-        loss = next(self._faults(launch), None)
-        if loss is not None:
+        with self._looking:
+            if self.fault is not None:
+                return
+            loss = next(self._faults(launch), None)
+            if loss is None:
+                return
+            if loss.state is None:  # its rank has not ended, and may hang
+                self._keep_stacks(launch)
             self.fault = loss.error(kind, launch.log)
+
+    def _keep_stacks(self, launch: Launch) -> None:
+        """Take the stacks of all nodes, before the server is ended."""
+        tree = launch.look_at_tree()
+        launch.stacks = stacks.take_or_why(tree, launch.supervision.stacks_folder)
+        self.stacks_at_fault = self.take_stacks(_STACKS_AT_FAULT_WITHIN_S)
+
+    def take_stacks(self, within_s: float = _STACKS_WITHIN_S) -> dict[str, str]:
+        """Return the stacks of each other node, or why there are none, by the name of its files.
+
+        Args:
+            within_s: How long to wait for each node, in seconds.
+        """
+        asked: list[NodeProcess] = []
+        taken: dict[str, str] = {}
+        for other in self.others:
+            silent_s = time.monotonic() - other.heard_at
+            if silent_s < nodes.bounds().silent_after_s.value:
+                other.ask_for_stacks()
+                asked.append(other)
+            else:
+                taken[name_of_files(other)] = f"it has sent nothing for {silent_s:.0f} s\n"
+        for other in asked:
+            try:
+                text = other.wait_for("stacks", within_s)
+            except UsageError as error:
+                text = f"{error}\n"
+            taken[name_of_files(other)] = text
+        return taken
 
     def _keep_company(self, launch: Launch) -> None:
         """Accept the nodes' connections, and send them a sign of life now and then."""
@@ -186,6 +229,15 @@ class NodeWatch:
                 if now - since >= patience_s:
                     how = _stopped(process.name(), process.pid, now - since)
                     yield NodeLoss(this_machine(launch), how)
+
+
+def name_of_files(other: NodeProcess) -> str:
+    """Return the name of a node in the names of its files.
+
+    Args:
+        other: The node.
+    """
+    return f"node-{other.node.rank}"
 
 
 def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:

@@ -73,6 +73,9 @@ class OtherNodes(Protocol):
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
         """Return the log and the last state of each other node, by a name for files."""
 
+    def stacks(self) -> Mapping[str, str]:
+        """Return the stacks of each other node, or why there are none, by a name for files."""
+
     def nccl_by_node(self, launch: Launch) -> Mapping[str, list[MappedLibrary]]:
         """Return the NCCL that the ranks of each node mapped, by the node.
 
@@ -112,6 +115,10 @@ class NoOtherNodes:
         """Return None."""
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
+        """Return nothing."""
+        return {}
+
+    def stacks(self) -> Mapping[str, str]:
         """Return nothing."""
         return {}
 

@@ -221,6 +221,10 @@ class RayPlaces:
         """Return nothing: Ray collects the logs of all ranks on this machine."""
         return {}
 
+    def stacks(self) -> Mapping[str, str]:
+        """Return nothing: the processes on the other nodes are Ray's."""
+        return {}
+
     def nccl_by_node(self, _launch: Launch) -> Mapping[str, list[MappedLibrary]]:
         """Return the NCCL that the ranks mapped when the server was ready: Ray's workers alone."""
         return self._nccl

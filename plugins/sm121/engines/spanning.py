@@ -23,7 +23,7 @@ from sm121.engines.endings import StopReport
 from sm121.engines.launch import Launch
 from sm121.engines.memory import Returned
 from sm121.engines.node_process import NodeProcess
-from sm121.engines.node_watch import NodeLoss, NodeWatch
+from sm121.engines.node_watch import NodeLoss, NodeWatch, name_of_files
 from sm121.engines.other_nodes import Placement, nccl_here, this_machine
 from sm121.engines.process_tree import Survivor
 from sm121.engines.server_errors import ServerError, ServerExited
@@ -144,8 +144,12 @@ class RankNodes:
         described = {}
         for other in self.watch.others:
             state = {"node": str(other.node), "last_line": other.last_line, **other.state}
-            described[f"node-{other.node.rank}"] = (other.node.log, state)
+            described[name_of_files(other)] = (other.node.log, state)
         return described
+
+    def stacks(self) -> Mapping[str, str]:
+        """Return the stacks of each other node, by a name for files: at a fault, or else now."""
+        return self.watch.stacks_at_fault or self.watch.take_stacks()
 
     def nccl_by_node(self, launch: Launch) -> Mapping[str, list[MappedLibrary]]:
         """Return the NCCL that the ranks mapped: other nodes' by their last report.

@@ -131,6 +131,7 @@ class Evidence:
         rerun: How to rerun in order to get a better stack.
         missing: Specific reasons why parts are missing, by field; they replace the general reasons.
         nodes: The log and the record of each other node of the server, by the name of its files.
+        stacks_of_nodes: The stacks of the processes of each other node, by the same names.
     """
 
     cause: failure.Cause
@@ -147,6 +148,7 @@ class Evidence:
     rerun: str = ""
     missing: dict[str, str] = field(default_factory=dict)
     nodes: Mapping[str, tuple[Path | None, Any]] = field(default_factory=dict)
+    stacks_of_nodes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -261,6 +263,8 @@ def _parts(evidence: Evidence) -> Iterator[_Part]:
         yield _Part(f"{name}.json", partial(_json, record))
         if log is not None:
             yield _Part(f"{name}.log", partial(_whole_or_ends, log))
+    for name, taken in evidence.stacks_of_nodes.items():
+        yield _Part(f"{name}-stacks.txt", partial(str, taken))
 
 
 def _log(evidence: Evidence) -> str:
