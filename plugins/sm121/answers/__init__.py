@@ -1,1 +1,1 @@
-"""Judging a server's answers: against golden files, the oracle, an exam, and each other."""
+"""Compare a server's answers with golden files, the oracle, an exam, and each other."""

@@ -57,7 +57,7 @@ def interval_of(right: int, n: int) -> Interval:
     Raises:
         ValueError: There are no answers.
     """
-    from scipy import stats  # takes half a second, so it is imported on first use
+    from scipy import stats  # SciPy takes half a second to import, so it is imported on first use.
 
     bounds = stats.binomtest(right, n).proportion_ci(_CONFIDENCE, method="wilson")
     return Interval(right, n, float(bounds.low), float(bounds.high))

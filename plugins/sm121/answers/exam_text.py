@@ -6,7 +6,8 @@ import re
 import unicodedata
 from typing import Any
 
-#: Hyphens, dashes and minus signs; the fraction slash; quotation marks.
+#: Variants of hyphens, dashes and minus signs, the fraction slash, and quotation marks, mapped to
+#: ASCII characters.
 _SIGNS = str.maketrans(
     "\u2010\u2011\u2012\u2013\u2014\u2212\u2044\u2018\u2019\u201c\u201d", "------/''\"\""
 )

@@ -32,7 +32,7 @@ class Place(Record):
 
 
 class Scored(Record):
-    """A prompt of T tokens."""
+    """One scored prompt of T tokens."""
 
     tokens: int
     #: The log-probability of each prompt token but the first, [T - 1]; empty for a long prompt.

@@ -73,7 +73,7 @@ def likeliest(top: Top) -> str:
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return the log-likelihood ratio of a token: at another temperature to at the requested one.
+    """Return the log-likelihood ratio of a token: another temperature to the sent one.
 
     Args:
         top: The listed tokens.
@@ -88,7 +88,7 @@ def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
 
 
 def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
-    """Return the expected log-likelihood ratio per sample against another temperature.
+    """Return the expected log-likelihood ratio per sample: another temperature to the sent one.
 
     Args:
         top: The listed tokens.
@@ -107,7 +107,8 @@ def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
 def remaining(top: Top, cut: Cut, value: float) -> Split:
     """Apply a truncation to the listed tokens at temperature 1.
 
-    A token is in neither set if a tie, which engines break in different ways, or rounding decides.
+    A token is in neither set if its place depends on rounding or on a tie, which engines break in
+    different ways.
 
     Args:
         top: The listed tokens.
@@ -138,9 +139,10 @@ class _Bounds(NamedTuple):
 
 
 def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) -> _Bounds:
-    """Return bounds of a token's ratio to the threshold; a token with a ratio below 1 is kept.
+    """Return bounds of the ratio of a token's rank or probability to the threshold.
 
-    The bounds assume that all tied tokens rank before the token (high), or none (low).
+    A token with a ratio below 1 is kept. The bounds assume that all tied tokens rank before the
+    token (high), or none (low).
     """
     if cut == "min_p":
         ratio = value * math.exp(highest - log)

@@ -89,7 +89,7 @@ def judge(
             share = _measure(score, python, endpoint, folder)
         except NotRun as error:
             raise NotRun(f"{about}: {error}") from error
-        except (child.TookTooLong, Inconclusive) as error:  # a server that hangs or is slow
+        except (child.TookTooLong, Inconclusive) as error:  # The server hangs or is slow.
             fact = Fact(f"an end within {score.within_s:.0f} s", f"{error}", about)
             raise Inconclusive(fact) from error
         remark(f"{about}: {share or 'no answers'}; {score.source}")

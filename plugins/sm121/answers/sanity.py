@@ -24,7 +24,8 @@ _LONGEST_CYCLE = 16
 _ENOUGH = 24
 #: Minimum number of different tokens as a fraction of all tokens.
 _LEAST_VARIETY = 0.12
-#: Minimum mean log-probability of greedy tokens in nats, and of how many tokens at least.
+#: Minimum mean log-probability of greedy tokens in nats, and the minimum number of tokens for this
+#: check.
 _LEAST_LIKELIHOOD = math.log(0.02)
 _ENOUGH_LIKELIHOODS = 4
 

@@ -49,7 +49,7 @@ class _Error(_Open):
 
 @functools.cache
 def _types() -> dict[Kind, Any]:
-    from openai import types  # takes half a second, so it is imported on first use
+    from openai import types  # The import takes half a second, so it is done on first use.
     from openai.types import chat, responses
 
     class Choice(types.CompletionChoice):

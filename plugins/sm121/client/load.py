@@ -227,7 +227,7 @@ class LoadClient:
         )
 
     async def _send(self, session: aiohttp.ClientSession, outcome: JobOutcome) -> None:
-        """Send a job and read its answer; a failure is a problem of the outcome."""
+        """Send a job and read its answer. A failure is stored as the problem of the outcome."""
         job = outcome.job
         url = self.endpoint.base_url + job.path
         try:
@@ -382,7 +382,7 @@ def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadRes
     finally:
         if not result.done():
             for loop, task in running:
-                with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+                with contextlib.suppress(RuntimeError):  # The loop has ended in the meantime.
                     loop.call_soon_threadsafe(task.cancel)
             thread.join(_END_WITHIN_S)
 

@@ -304,7 +304,7 @@ class _Sending:
         self.reads: list[tuple[int, bytes]] = []
 
     def begin(self) -> None:
-        """Create the answer. Its ``sent_ns`` is now, until the request is really sent."""
+        """Create the answer. ``sent_ns`` is the current time until the request is really sent."""
         self.answer = TimedAnswer(
             time.perf_counter_ns(),
             asked_tokens=self.request.asked_tokens,
@@ -400,7 +400,7 @@ def completion(
     if ids:
         body["return_token_ids"] = True
     if isinstance(prompt, str):
-        body["add_special_tokens"] = False  # the text already has them
+        body["add_special_tokens"] = False  # The text already contains all special tokens.
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     content = json.dumps(body).encode()

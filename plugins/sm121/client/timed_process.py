@@ -127,7 +127,7 @@ async def _serve(output: IO[bytes]) -> None:
             run = client.run(requests, concurrency=concurrency, patience=patience)
             running = asyncio.create_task(run)
             await asyncio.wait((running, coming), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():  # the parent sends nothing during a batch: it has ended
+            if not running.done():  # The parent sends nothing during a batch, so it has ended.
                 return
             output.write(pickle.dumps(running.result()))
             output.flush()
@@ -137,14 +137,14 @@ def _raise_priority() -> None:
     """Raise the process's priority: the client needs little processor time, but without delay."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME))
-    except OSError:  # only root may, and not in every container
+    except OSError:  # Only root may raise it, and not in every container.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
 
 def main() -> None:
     """Serve the parent until it closes the pipe."""
-    gc.disable()  # collected between batches, never during a measurement
+    gc.disable()  # Garbage is collected between batches, never during a measurement.
     _raise_priority()
     loop_factory = None if uvloop is None else uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:

@@ -14,7 +14,7 @@ COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++"
 #: The suffixes of files that only compilers write.
 _COMPILED = frozenset({".so", ".o", ".cubin"})
 #: Kernels that were all written within this time, in seconds, are ignored: they hardly delay a
-#: start, and may be another process's.
+#: start, and another process may have compiled them.
 _FEW_S = 5.0
 #: A rule of ninja that builds an object file.
 _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)

@@ -38,7 +38,7 @@ def attach(
         naming: The option that names the model, for the error message.
 
     Raises:
-        UsageError: Nobody answers, the server has another API, or it serves another model.
+        UsageError: No server answers, the server has another API, or it serves another model.
     """
     address = root_of(base_url, "--base-url")
     endpoint = Endpoint(address, api_key or NO_KEY, served_name or default_name)

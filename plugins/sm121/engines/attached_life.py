@@ -15,13 +15,16 @@ from sm121.engines.sign_reader import SignReader
 from sm121.engines.signs import CLOCK_SLACK_S, CREATED_OF_ANSWERS, Signs, Word
 from sm121.evidence.failure import Cause
 
-#: vLLM and others call a model "created" at the moment of the request.
+#: Seconds between the first two readings of a server's signs. vLLM and others report the moment of
+#: each request as the ``created`` of a model; after this time, that value has changed.
 _TWO_REQUESTS_S = 1.2
 #: Seconds for which requests to a silent server are repeated before it counts as gone.
 _GONE_AFTER_S = 5.0
-#: Seconds within which a log that is proven to be the server's contains a line of a request.
+#: If a log is proven to be the server's, it gets a line about a request within this time, in
+#: seconds.
 _LOGGED_WITHIN_S = 5.0
-#: Values that every restart changes. A moment that stays the same between answers is the start.
+#: Values that every restart changes. A ``created`` that is the same in all answers is the start of
+#: the server.
 _BOUND = {
     Word("random_seed", "/server_info"),
     Word("random_seed", "/get_server_info"),

@@ -24,7 +24,7 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.log_lines import read_raw_lines
 from sm121.evidence.log_message import moment
 
-#: Seconds within which the log contains a line of the request.
+#: The log must get a line about the request within this time, in seconds.
 _WRITTEN_WITHIN_S = 3.0
 #: The prefix of each line of vLLM.
 _PID = re.compile(r"\(\w*API_?Server\w* pid=(\d+)")

@@ -23,7 +23,8 @@ def detect(
     Args:
         server: The server.
         named: The name of its engine (default: recognised by its answers).
-        identity: Its release or build, of `builds.identity`, if more than its version tells it.
+        identity: Its release or build, of `builds.identity`, if it is known from more than the
+            version.
 
     Raises:
         UsageError: The suite has no file of the named engine.

@@ -41,7 +41,7 @@ def check_container(name: str, instead: str = _INSTEAD) -> None:
 
     Args:
         name: The name or id of the container.
-        instead: The option that the command takes instead of a container.
+        instead: The option that the error message suggests in place of a container.
 
     Raises:
         UsageError: No container can have the name, or docker is not on the PATH.
@@ -117,10 +117,10 @@ class FollowedLog:
         Args:
             name: The container's name or id.
             follow: Read also the lines that it writes later.
-            instead: The option that the command takes instead of a container.
+            instead: The option that the error message suggests in place of a container.
 
         Raises:
-            UsageError: Docker is missing, or it knows no such container.
+            UsageError: Docker is missing, or has no such container.
         """
         check_container(name, instead)
         command = ["docker", "logs"]

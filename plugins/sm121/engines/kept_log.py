@@ -11,7 +11,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class KeptLog:
-    """Follows a log that its owner may rename, cut or remove while the run goes on.
+    """Follows a log that its owner may rename, truncate or remove during the run.
 
     Args:
         log: The log.

@@ -78,7 +78,7 @@ class Launch:
         self.supervision = Supervision(log)
         #: The start of the process (``time.monotonic``); 0 before it.
         self.at = 0.0
-        #: The process tree at the last look.
+        #: The process tree at the last reading.
         self.last_tree: list[dict[str, Any]] = []
         #: The stacks of the processes when the start hung, or why there are none; else empty.
         self.stacks = ""
@@ -101,7 +101,7 @@ class Launch:
 
         Args:
             command: The command of the server.
-            environment: Variables beside those of this process.
+            environment: Variables in addition to those of this process.
             grace_s: Seconds that the server gets between SIGTERM and SIGKILL.
         """
         self.at = time.monotonic()
@@ -124,9 +124,9 @@ class Launch:
         """Return how processes of the tree ended so far.
 
         Returns:
-            One entry each: pid, name, status (negative: a signal; None: its parent has collected
-            it and does not say), monotonic_s (when that was noticed), and by_us: whether our own
-            stop ended it.
+            One entry each: pid, name, status (negative: a signal; None: its parent has collected it
+            and does not say), monotonic_s (when that was noticed), and by_us: whether the suite's
+            own stop ended it.
         """
         entries = self.supervision.exits()
         for entry in entries:
@@ -212,7 +212,7 @@ class Launch:
         self.supervision.remove_scratch()
         # Orphans of a supervisor that was killed have become our children.
         process_tree.reap(self._by_pid)
-        # Zombies show no marker.
+        # The environment of a zombie cannot be read, so a zombie shows no marker.
         until(lambda: not unreaped(), _REAPED_WITHIN_S)
         return process_tree.describe([*remaining(), *unreaped()])
 

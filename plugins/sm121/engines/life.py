@@ -47,7 +47,8 @@ class Dead:
     when: float
     #: The engine's log; None if it is unknown.
     evidence: Path | None
-    #: The proof, with the values before and after; empty if the cause contains it.
+    #: The evidence of the end, with the values before and after it; empty if the cause already
+    #: contains the evidence.
     detail: str = ""
     #: Whether another process, or another release, answers in its place.
     replaced: bool = False
@@ -91,7 +92,7 @@ class ManagedLife:
         self._ends_judged: set[int] = set()
         self._healthy_at = time.monotonic()
         self._dead: Dead | None = None
-        #: Whether the exit status of the dead engine was waited for.
+        #: Whether the suite has already waited for the exit status of the dead engine.
         self._settled = False
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:

@@ -42,10 +42,10 @@ class ManagedServer:
     limits: StartLimits
     #: The folder of its log and status.
     directory: Path
-    #: In the environment of each process.
+    #: The id of the run, which is in the environment of each process.
     run_id: str
     hooks: StartHooks = field(default_factory=StartHooks)
-    #: Added to its environment.
+    #: Variables that are added to the server's environment.
     added: Mapping[str, str] = field(default_factory=dict)
     #: The server's parts on other machines.
     other_nodes: OtherNodes = field(default_factory=NoOtherNodes)
@@ -123,7 +123,7 @@ class ManagedServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was ready, and its main process lives."""
+        """Whether the server became ready, and its main process still runs."""
         return self.endpoint is not None and self.launch.exit_status is None
 
     def kill(self) -> None:

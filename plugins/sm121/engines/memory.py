@@ -151,7 +151,7 @@ class Memory:
         )
 
     def returned_within(self, patience_s: float, at_work: "Memory | None" = None) -> "Returned":
-        """Wait until all memory came back, and return what did not in time.
+        """Wait until all memory came back, and return the part that did not come back in time.
 
         Args:
             patience_s: How long to wait, in seconds.

@@ -35,7 +35,7 @@ class NodesFile(DataTable):
 
 @dataclass(frozen=True)
 class NodeLook:
-    """The packages, variables, GPUs and model that one node has for a configuration."""
+    """The facts that one node reports for a configuration: packages, variables, GPUs, model."""
 
     node: Node
     #: The facts that the node reported.

@@ -21,7 +21,7 @@ from sm121.evidence.mapped import MappedLibrary
 class Placement:
     """The rank and the variables with which the launch on this machine finds the other nodes."""
 
-    #: The rank of this machine; None if the launch is a whole server.
+    #: The rank of this machine; None if the launch on it is a whole server.
     rank: Rank | None = None
     #: Variables that are added to its environment.
     variables: Mapping[str, str] = field(default_factory=dict)

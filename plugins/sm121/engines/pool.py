@@ -67,7 +67,7 @@ class ServerPool:
     limits: StartLimits
     #: The folder of the logs.
     directory: Path
-    #: Marks every process.
+    #: The id of the run, which marks every process.
     run_id: str
     hooks: PoolHooks = field(default_factory=PoolHooks)
     #: The secrets that no log may show. The pool adds those of its servers.
@@ -109,7 +109,7 @@ class ServerPool:
         began = time.monotonic()
         try:
             server = managed.start()
-        except BaseException as error:  # also the exception of pytest-timeout, and Ctrl-C
+        except BaseException as error:  # This includes the exception of pytest-timeout, and Ctrl-C.
             if managed.stopped is not None:
                 self.hooks.on_stop(configuration.name, managed.stopped)
             if isinstance(error, StartError):
@@ -176,7 +176,7 @@ class ServerPool:
         self.hooks.on_start_end(start)
 
     def forget(self, configuration: ServerConfiguration) -> None:
-        """Forget that a start failed: it is tried again when it is requested again.
+        """Forget that a start failed, so that the next request tries it again.
 
         Args:
             configuration: The configuration.

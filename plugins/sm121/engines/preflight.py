@@ -265,7 +265,7 @@ class Preflight:
         """Compare the driver, the toolkit and cuDNN with the floors of the architecture."""
         if not self.cuda.asked:
             return
-        older_driver = any(self._older_driver())  # already reported
+        older_driver = any(self._older_driver())  # Another finding already reports an older driver.
         unknown = []
         for floor in data.floor:
             if self.arch not in floor.arch or (floor.part == "driver" and older_driver):

@@ -45,7 +45,7 @@ class Survivor:
     pid: int
     #: As psutil names it: running, sleeping, zombie.
     status: str
-    #: Its command line, cut.
+    #: The command line, truncated.
     command: str
 
     def __str__(self) -> str:

@@ -162,5 +162,6 @@ def _plain_values(entry: dict[str, Any], above: str = "") -> Iterator[tuple[str,
     for name, value in entry.items():
         if isinstance(value, dict):
             yield from _plain_values(value, f"{above}{name}.")
-        elif isinstance(value, str | int):  # a rate is a float, and moves
+        # Floats are left out, because they are rates, which change.
+        elif isinstance(value, str | int):
             yield f"{above}{name}", value

@@ -155,9 +155,9 @@ class StartProgress:
 
     #: Called with the name and a line.
     show: Callable[[str, StartPhase], None]
-    #: Also show that a start begins.
+    #: Whether the beginning of a start is shown, too.
     begins: bool = False
-    #: Returns seconds.
+    #: Returns the current time in seconds.
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class Supervision:
 
         Args:
             command: The command of the server.
-            environment: Variables beside those of this process.
+            environment: Variables in addition to those of this process.
             grace_s: Seconds that the server gets between SIGTERM and SIGKILL.
         """
         self.status_file.unlink(missing_ok=True)

@@ -117,7 +117,7 @@ def _oracle_rows(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Callable[[str], Tensor]:
-    """Return a function, with a cache, from the rounding of the KV cache to the oracle's rows."""
+    """Return a cached function from the rounding of the KV cache to the oracle's rows."""
 
     @functools.cache
     def rows(written: str) -> Tensor:

@@ -39,7 +39,7 @@ class Rule(data_file.DataTable):
     provider: str | None = None
     #: The reason why such a path has no separate kernel for the operation: nothing is tested.
     nothing: str | None = None
-    #: The reason why no provider has the kernel that serves.
+    #: The reason why no provider calls the kernel that the server uses.
     unjudged: str | None = None
     source: str = Field(min_length=3)
 

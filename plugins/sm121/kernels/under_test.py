@@ -96,7 +96,9 @@ class Kernels:
         for tactic in child.ask("tactics", name, operation):
             child.close()
             try:
-                child.ask("packages", name)  # loads the provider, which must not count as its time
+                # Load the provider first, because loading must not count for the tactic's time
+                # limit.
+                child.ask("packages", name)
                 facts = _as_facts(child.ask("check", name, case, tactic, within_s=limit_s))
             except (Ended, DeviceFault) as error:
                 facts = facts_of(error)

@@ -62,7 +62,7 @@ class Space:
         self._require_cells()
 
     def _setting_of(self, value: AxisValue) -> Setting | None:
-        """Return the engine's setting of a value, preferably for its build; None without one."""
+        """Return the engine's setting for a value of an axis, or None; one for its build first."""
         fitting = []
         for setting in value.settings:
             if setting.engine != self.engine or not setting.fits(self.version, self.options):

@@ -51,7 +51,7 @@ class CellAnswers:
 
     @property
     def has_failed(self) -> bool:
-        """Whether too many requests failed to send more: each may take minutes to fail."""
+        """Whether too many requests have failed to send more; each may take minutes to fail."""
         failed = [answer for answer in self.all_answers if not answer.ok]
         return len(failed) >= _FAILURES
 

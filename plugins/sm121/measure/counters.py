@@ -17,7 +17,7 @@ _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
 #: How long to wait for final counters, in seconds: the engine updates them shortly after the
 #: answer's last byte.
 _SETTLE_WITHIN_S = 2.0
-#: Values that are not counters: they also fall.
+#: Values that are no counters, because they can also fall.
 _GAUGES = ("running", "waiting", "cache_usage")
 
 

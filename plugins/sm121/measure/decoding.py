@@ -17,11 +17,12 @@ from sm121.client.timed_answer import Arrival
 
 #: Chunks less than this fraction of a token's time apart count as sent together.
 _TOGETHER = 0.25
-#: A chunk carries a payload if it is larger than this many typical chunks,
+#: A chunk carries a payload if it is larger than the sum of this many typical chunks,
+#: `_PAYLOAD_BYTES`, and `_PAYLOAD_TOKEN_BYTES` for each of its tokens.
 _PAYLOAD_TIMES = 4.0
-#: this many bytes more,
+#: See `_PAYLOAD_TIMES`; in bytes.
 _PAYLOAD_BYTES = 1024
-#: and this many bytes for each of its tokens.
+#: See `_PAYLOAD_TIMES`; in bytes per token.
 _PAYLOAD_TOKEN_BYTES = 64
 #: One short gap shows a late start if it is short by more than this many standard deviations.
 _LATE = 3.0
@@ -267,8 +268,8 @@ def _start(made: Sequence[Moment], end: int) -> _Start:
 def _level(values: Sequence[float]) -> _Level:
     """Return mean and standard deviation without the lowest and highest tenth of the values.
 
-    A median would not do: if gaps alternate between two values, as a timer's ticks make them, it is
-    far from the mean.
+    The median is not used: if gaps alternate between two values, as with the ticks of a timer, it
+    is far from the mean.
     """
     cut = len(values) // 10
     inner = sorted(values)[cut : len(values) - cut]

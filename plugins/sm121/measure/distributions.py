@@ -49,7 +49,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     """Return the regularised incomplete beta function I_x(a, b): DLMF 8.17.20 and 8.17.22."""
     if x <= 0.0 or x >= 1.0:
         return min(max(x, 0.0), 1.0)
-    if x > (a + 1.0) / (a + b + 2.0):  # the other tail's fraction converges faster
+    if x > (a + 1.0) / (a + b + 2.0):  # The fraction of the other tail converges faster.
         return 1.0 - _incomplete_beta(b, a, 1.0 - x)
     logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     logarithm += a * math.log(x) + b * math.log1p(-x)

@@ -33,7 +33,7 @@ _QUERY_CHUNK = 512
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
 class GptOssConfig:
-    """The values of config.json that the definition needs, by the Hugging Face keys."""
+    """The values of config.json that this implementation needs, under the Hugging Face keys."""
 
     layers: int = Field(validation_alias="num_hidden_layers")
     hidden: int = Field(validation_alias="hidden_size")
@@ -406,7 +406,7 @@ def _until_routed(model: Weights, n: int, x: Tensor, past: Past | None) -> tuple
 def _chosen_alike(
     models: Sequence[Weights], routed: Sequence[_Routed], expert: int
 ) -> list[list[_Chosen]]:
-    """Group the tokens that chose an expert: texts with the same rounding form a group."""
+    """Group the tokens that chose an expert by the roundings of their texts' models."""
     groups: dict[str, list[_Chosen]] = {}
     for index, (model, text) in enumerate(zip(models, routed, strict=True)):
         tokens, ranks = (text.experts == expert).nonzero(as_tuple=True)

@@ -113,7 +113,8 @@ class MetricRecorder:
 
 def _duration(measurement: Measurement, sample: float) -> float:
     """The duration in seconds as which a sample is replayed. A shorter duration is better."""
-    if measurement.unit == "nats":  # a perplexity: a positive number
+    # The value is the logarithm of a perplexity; its exponential is a positive number.
+    if measurement.unit == "nats":
         exponent = -sample if measurement.higher_is_better else sample
         return math.exp(min(_LARGEST_EXPONENT, exponent))
     if measurement.unit in _SECONDS:

@@ -105,7 +105,7 @@ def store_nothing(config: pytest.Config) -> None:
     """Keep pytest-benchmark from storing a refused run, which would only print a warning.
 
     Args:
-        config: The configuration of pytest; nothing is changed where pytest-benchmark is not there.
+        config: The configuration of pytest; without pytest-benchmark, nothing is changed.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is not None:
@@ -170,7 +170,7 @@ def guard(config: pytest.Config, session: Session) -> None:
     """Catch errors of pytest-benchmark, so that the run is still judged and reported.
 
     Args:
-        config: The configuration of pytest; nothing is changed where pytest-benchmark is not there.
+        config: The configuration of pytest; without pytest-benchmark, nothing is changed.
         session: The run. It shows such an error at once.
     """
     benchmarks = getattr(config, "_benchmarksession", None)

@@ -49,10 +49,10 @@ def refuse_wrong_options(config: pytest.Config) -> None:
     """Refuse options of the matrix that give no plan, before the tests are collected.
 
     Args:
-        config: pytest's; nothing happens without these options.
+        config: The configuration of pytest; nothing happens without these options.
 
     Raises:
-        UsageError: The profile has no such axes, or not as many.
+        UsageError: The profile has no such axes, or fewer axes than the strength.
     """
     if config.getoption("--matrix") is None and config.getoption("--matrix-axes") is None:
         return

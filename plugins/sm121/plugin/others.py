@@ -29,7 +29,7 @@ def only_warn() -> Iterator[None]:
 
 
 def only_warn_from_now_on(config: pytest.Config) -> None:
-    """Do the same for all hooks, except those for which pytest sets its own filters.
+    """Treat no warning as an error in any hook, except where pytest sets its own filters.
 
     Args:
         config: The configuration of pytest. The old filters are restored when pytest ends.
@@ -40,7 +40,7 @@ def only_warn_from_now_on(config: pytest.Config) -> None:
 
 
 def only_warn_in(item: pytest.Item) -> None:
-    """Do the same for a test of a level.
+    """Treat no warning as an error in a test of a level, except for those in `_IN_TESTS`.
 
     Args:
         item: The test. It gets marks.

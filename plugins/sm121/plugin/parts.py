@@ -46,15 +46,15 @@ _KILLERS = pytest.StashKey[dict[str, str]]()
 
 
 def refuse(config: pytest.Config) -> None:
-    """Refuse before any worker starts what does not depend on the collected tests.
+    """Refuse, before any worker starts, mistakes that show without collecting the tests.
 
-    A worker refuses the rest when it has collected: see `show_refusal`.
+    A worker refuses the other mistakes after it has collected the tests: see `show_refusal`.
 
     Args:
         config: The configuration of the first process; nothing happens without ``-n``.
 
     Raises:
-        pytest.UsageError: A path or a file is not there, a marker is misspelt, nothing can be
+        pytest.UsageError: A path or a file does not exist, a marker is misspelt, nothing can be
             compared, the target cannot be resolved, or the server of ``--base-url`` does not
             answer.
     """

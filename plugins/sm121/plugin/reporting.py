@@ -1,4 +1,4 @@
-"""Reports on a test more than its verdict: its requirement, its failure, how to run it again."""
+"""Adds to the report of a test its requirement, its failure, and how to run it again."""
 
 import inspect
 import os
@@ -44,7 +44,7 @@ def command_again(config: pytest.Config, ids: Collection[str], test: str | None)
     """Return the command that repeats a test, or the whole run, with ``--engine-debug``.
 
     Args:
-        config: pytest's, of a run that is open.
+        config: The configuration of pytest. The run is open.
         ids: The ids of its tests.
         test: The id of the test; None for the whole run.
     """
@@ -115,7 +115,8 @@ def redact(session: Session, report: pytest.TestReport) -> None:
     """
     run = session.run
     report.sections = [(name, run.record.redact(text)) for name, text in report.sections]
-    if isinstance(report.longrepr, tuple):  # of a skip: the test, wherever the suite is installed
+    # A skip: show the place of the test, which does not depend on where the suite is installed.
+    if isinstance(report.longrepr, tuple):
         file, line, _ = report.location
         report.longrepr = (file, (line or 0) + 1, run.record.redact(report.longrepr[2]))
         return

@@ -56,7 +56,8 @@ def take_up(config: pytest.Config, session: Session) -> None:
         run.record.unproven(line)
     for line in anew.remarks:
         run.record.remark(line, at_once=False)
-    first_look = metrics_file(run.record.directory, None)  # at an attached server
+    # This is the first reading of an attached server's metrics.
+    first_look = metrics_file(run.record.directory, None)
     first_look.unlink(missing_ok=True)
     (run.record.directory / details.NAME).unlink(missing_ok=True)  # left by an interrupted run
 

@@ -146,11 +146,11 @@ def refuse_other_ways(config: pytest.Config, *, grouped: bool) -> None:
     """Refuse tests of levels that are divided in another way than by ``-n N`` alone.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         grouped: Whether tests of a group go to one worker, and no worker is replaced.
 
     Raises:
-        UsageError: They are.
+        UsageError: The tests are divided in another way.
     """
     if not grouped:
         raise UsageError(

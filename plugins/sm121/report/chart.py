@@ -21,7 +21,7 @@ OTHERS = (
     "var(--series-7)",
     "var(--series-8)",
 )
-#: Height in pixels of a chart, and of a chart with others beside it.
+#: Height in pixels of a chart that stands alone, and of a small chart beside others.
 _HEIGHT = 420
 _SMALL_HEIGHT = 260
 #: Maximum number of characters of a label in a plot.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from sm121.machine.timeline import Timeline
 
 if TYPE_CHECKING:
-    from sm121.client.load import LoadClient  # aiohttp: only a run with the stress level needs it
+    # This imports aiohttp, which only a run with the stress level needs.
+    from sm121.client.load import LoadClient
 
 
 @dataclass(frozen=True)

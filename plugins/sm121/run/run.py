@@ -41,7 +41,7 @@ class Run:
             target: The architecture, profile and engine to judge.
             record: The record of the run.
             attached: The attached server; None if the suite starts servers itself.
-            crashes: Reports abnormal ends of servers; None: nothing does.
+            crashes: Reports abnormal ends of servers; None: no object reports them.
         """
         configurations = Configurations(target=target, record=record)
         servers = Servers(

@@ -52,10 +52,10 @@ class CrashReports(Protocol):
 
 
 class NoCrashReports:
-    """Reports nothing: of a run that starts no server."""
+    """Reports nothing, for a run that starts no server."""
 
     def after_crash(self, _servers: "Servers", end: ServerError | Dead, _test: str | None) -> Cause:
-        """Return the cause as it is known.
+        """Return the cause that is already known.
 
         Args:
             end: The error of its start, or its death.
@@ -223,7 +223,7 @@ class Servers:
         """
         self.follow_log()
         life = self.life
-        if life is None or self.aborted is not None:  # the suite killed it
+        if life is None or self.aborted is not None:  # The suite itself killed the server.
             return None
         is_managed = isinstance(life, ManagedLife)
         if not is_managed:
@@ -247,8 +247,8 @@ class Servers:
     def stop_crashed(self, why_distrusted: str | None) -> None:
         """Stop the rest of a server that crashed or no longer works, so that the next is fresh.
 
-        Later results are not trusted if a server that somebody else has started answers no more,
-        if the stop leaves something, or for a reason that the caller knows.
+        Later results are not trusted if an attached server no longer answers, if the stop leaves
+        something, or for a reason that the caller knows.
 
         Args:
             why_distrusted: The caller's reason; None without one.
@@ -262,7 +262,7 @@ class Servers:
                 self.record.emit(Distrusted(why))
             return
         if life is not None:
-            life.account()  # the report of its crash has its log
+            life.account()  # The report of its crash already contains its log.
         report = self.pool.stop()
         if report is not None and not report.clean:
             why = (

@@ -40,7 +40,7 @@ SAME_REQUESTS = ("gpu_units", "path_requests")
 
 @dataclass(frozen=True)
 class StoredMetric:
-    """One metric of one run. Its samples are in ``unit``."""
+    """One metric of one run. ``unit`` is the unit of its samples."""
 
     name: str
     unit: str

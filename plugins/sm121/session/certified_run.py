@@ -87,7 +87,8 @@ def start(given: Sequence[str]) -> NoReturn:
         )
     variables = environment(os.environ, given)
     removed = sorted({*os.environ} - {*variables})
-    variables[REMOVED] = " ".join(removed)  # shown when the run is open: a refusal is one line
+    # The run shows these names when it is open, because a refusal must be one line.
+    variables[REMOVED] = " ".join(removed)
     sys.stdout.flush()
     sys.stderr.flush()
     words = command(given)

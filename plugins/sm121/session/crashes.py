@@ -31,7 +31,7 @@ from sm121.stress.checks import OWNERS, UnderLoad
 
 #: The kinds of failure after which the server is replaced, because it may not work any more.
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
-#: The faults under load that may come from a dying server.
+#: The faults under load that a dying server may cause.
 _MAY_BE_DYING = ("connection", "http_5xx", "bad_stream")
 #: The maximum number of distinct faults under load that a cause lists.
 _MOST_FAULTS = 20
@@ -74,7 +74,7 @@ class CrashDesk:
         self._load: Load | None = None
 
     def begin_test(self) -> None:
-        """Note that a test begins: an end of its server from here on is an end in the test."""
+        """Record that a test begins. If its server ends from now on, it ended during the test."""
         self._test_began = time.monotonic()
 
     def under_load(self, load: Load | None) -> None:
@@ -382,7 +382,7 @@ def _latest(servers: Servers) -> ManagedServer | None:
 
 
 def _stop_crashed(servers: Servers, evidence: crash_bundle.Evidence) -> None:
-    """Stop the rest of a server that crashed. After an error of the GPU nothing is trusted."""
+    """Stop the rest of a server that crashed. After a GPU error, later results are not trusted."""
     xids = evidence.kernel.xids
     why_distrusted = None
     if xids:

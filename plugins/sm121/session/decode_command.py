@@ -48,7 +48,8 @@ TITLES: Mapping[Row, str] = {
 _VOCABULARY = 30_000
 #: The variable that sets the layout of vLLM's KV cache.
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
-#: Tokens beside the timed and the profiled ones: some pass before the profiler has started.
+#: Tokens in addition to the timed and the profiled ones, because some are generated before the
+#: profiler has started.
 _FEWEST_SPARE = 32
 _START_WITH = (
     "start vLLM (0.13 or later) with --profiler-config "
@@ -91,15 +92,12 @@ class Subject:
     """The thing that was profiled.
 
     Attributes:
-        name: The server, the configuration or the file.
-        prompt: Tokens of the prompt; None: not known.
-        backends: The experts' backends that were requested; empty: not known.
-        layout: The KV layout that the log shows; None: not known.
-        bound_ms: The shortest time of a token by the memory; None: not known.
-        moe_bound_ms: The same, of the experts of one layer.
-        bound_formats: The formats of the bound if the subject's own are not known; else empty.
-        no_bound: Why there is no bound.
-        faults: What is wrong beside the kernels.
+        name: The server, the configuration or the file. prompt: Tokens of the prompt; None: not
+        known. backends: The experts' backends that were requested; empty: not known. layout: The KV
+        layout that the log shows; None: not known. bound_ms: The shortest time of a token by the
+        memory; None: not known. moe_bound_ms: The same, of the experts of one layer. bound_formats:
+        The formats of the bound if the subject's own are not known; else empty. no_bound: Why there
+        is no bound. faults: The faults that are not about kernels.
     """
 
     name: str
@@ -324,7 +322,7 @@ def _set_bound(
 
 
 def _take(endpoint: Endpoint, traces: Path, request: Request) -> tuple[KernelProfile, float | None]:
-    """Profile decode steps behind a prompt of an exact length, and time a token before that."""
+    """Time a token, then profile decode steps; both after a prompt of an exact length."""
     with endpoint.http() as http:
         listed = models.listed(http, f"{endpoint.base_url}: expected a list of models")
     longest = LONGEST_ANSWER

@@ -20,7 +20,7 @@ from sm121.session.settings import Settings
 
 
 def location_variables() -> tuple[str, ...]:
-    """Return the variables that only name the place of a part of the engine."""
+    """Return the names of variables that only contain a path of a part of the engine."""
     return data_file.load_key("fingerprint.toml", "location_variables", tuple[str, ...])
 
 

@@ -27,7 +27,7 @@ class Check:
         configurations: Names of the configurations whose server it needs; the first check that
             needs one starts it.
         can_run: Whether it can run on this target.
-        lasts: The duration that an option sets (``--soak``); None where none does.
+        lasts: The duration that an option sets (``--soak``); None without such an option.
     """
 
     id: str

@@ -62,14 +62,16 @@ def run(request: Request) -> EnvironmentRecord:
             environment=request.environment,
         ),
     )
-    chosen = targets.resolve(settings, ()).profile or chosen  # as configured for this release
+    # The profile as configured for this release.
+    chosen = targets.resolve(settings, ()).profile or chosen
     configuration = targets.configurations(settings, chosen, notify=_say_nothing)[under_test]
     variables = {**os.environ, **dict(configuration.environment)}
     if request.image_id is not None:
         variables[host.IMAGE_ID] = request.image_id
     python = configuration.python
     if isinstance(registry.engine(chosen.engine.name), protocol.Program):
-        python = sys.executable  # a program has no Python packages: record those of the suite
+        # A program has no Python packages, so those of the suite are recorded.
+        python = sys.executable
     record = environment.record(
         python,
         arguments=configuration.arguments,

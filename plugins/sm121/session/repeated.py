@@ -342,8 +342,9 @@ class _Player:
         """End the running round, and begin no other."""
         self.stopped.set()
         if self._process is not None:
-            # Python drops an interrupt that comes in a callback of its imports. SIGTERM ends it
-            # before the suite's handler is set, and is an interrupt from then on.
+            # Python drops a KeyboardInterrupt that is raised in a callback of the import system.
+            # SIGTERM ends the process before the suite's handler is set, and is an interrupt from
+            # then on.
             self._process.send_signal(signal.SIGTERM)
 
     def _run(self) -> tuple[Verdict, str]:
@@ -352,7 +353,8 @@ class _Player:
         probe = health.check(
             self._endpoint.base_url, within_s=_TOKEN_WITHIN_S, api_key=key, model=None
         )
-        if not probe.healthy:  # the suite's own requests would wait for a stalled server
+        # If the server is stalled, the suite's own requests would wait for it.
+        if not probe.healthy:
             return Verdict.FAIL, f"FAIL: {probe.message}"
         self._log.parent.mkdir(parents=True, exist_ok=True)
         words = [*self._words, *_ROUND, f"--report-dir={self._report}"]
@@ -362,7 +364,8 @@ class _Player:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C reaches it once, through `stop`
+                # So a Ctrl-C reaches the process only once, through `stop`.
+                start_new_session=True,
             )
             if self.stopped.is_set():
                 self.stop()
@@ -392,7 +395,7 @@ def _signals(player: _Player) -> Iterator[None]:
         player.stop()
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # With nohup, SIGHUP stays ignored.
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, handler) for number in numbers}
     try:

@@ -1,4 +1,4 @@
-"""What a running server shows of itself: its engine, its kernel path, its chats, its checkpoint."""
+"""The facts that a running server shows: its engine, its kernel path, its chats, its checkpoint."""
 
 import json
 import re
@@ -84,7 +84,7 @@ class ServedFacts:
 
 
 def read(server: Server, can: Capabilities, model: str | None = None) -> ServedFacts:
-    """Ask a server for everything that it shows, and read its log and its checkpoint.
+    """Read everything that a server shows: its pages, its answers, its log and its checkpoint.
 
     Args:
         server: The server, probed, with its log if that is proven to be its own.

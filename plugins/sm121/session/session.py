@@ -27,13 +27,14 @@ from sm121.session.crashes import CrashDesk
 from sm121.session.kernel_judge import KernelJudge
 from sm121.session.settings import Settings
 
-#: At the boundaries of tests /health is not requested more often: they may come by the hundred.
+#: Between tests, /health is requested at most once within this time, because hundreds of tests may
+#: follow each other quickly.
 _LATELY_S = 1.0
 
 
 @dataclass
 class SelectedTests:
-    """What is known about the tests of a run for the decisions at its end."""
+    """Facts about the tests of a run, for the decisions at its end."""
 
     #: Ids of the collected tests, selected or not.
     collected: Collection[str] = ()
@@ -112,7 +113,7 @@ class Session:
         self.interrupted = True
 
     def before_test(self, test: str, level: str) -> None:
-        """Look at the server before a test, so that the test is not blamed for an earlier end.
+        """Check the server before a test, so that the test is not blamed for an earlier end.
 
         Args:
             test: The test's id.
@@ -129,7 +130,7 @@ class Session:
         self.crashes.begin_test()
 
     def after_test(self, test: str, level: str) -> None:
-        """Look at the server after a test that has ended and is decided.
+        """Check the server after a test that has ended and is decided.
 
         Args:
             test: The test's id.
@@ -195,7 +196,7 @@ class Session:
         run = self.run
         if run.servers.sampler is not None:
             run.servers.sampler.stop()
-        run.log_errors.judge()  # of an attached server, which is not stopped
+        run.log_errors.judge()  # This is for an attached server, which is not stopped.
         self.kernel.judge()
         run.servers.stop()
         self._judge_what_was_started()

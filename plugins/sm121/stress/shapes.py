@@ -171,7 +171,8 @@ class Shapes:
 
         Args:
             tokens: The tokens of the answer.
-            compared: How many of the first tokens are compared with the answer alone.
+            compared: How many of the first tokens are compared with the answer to the prompt sent
+                alone.
         """
         job = self.job(self.prompts[0].text, compared, name=f"{tokens} tokens")
         return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})

@@ -126,7 +126,7 @@ def busy(nodes: list[dict[str, Any]]) -> list[str]:
     Args:
         nodes: The living nodes, of ``ray.nodes``.
     """
-    free = state.available_resources_per_node()  # without those of which nothing is free
+    free = state.available_resources_per_node()  # Nodes without any free resource are missing here.
     tasks = []
     for node in nodes:
         for key in {"GPU", "sm121_rank"} & node["Resources"].keys():

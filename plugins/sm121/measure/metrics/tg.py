@@ -63,7 +63,7 @@ class DecodeRate(Metric):
         return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Check the rates against each other, wall times, and the rest of the same answers.
+        """Check the rates against each other, wall times, and the later tokens of the answers.
 
         Args:
             cell: The cell.
@@ -100,7 +100,8 @@ class DecodeRate(Metric):
             if len(neighbours) > 3:
                 rate_checks.check_second_clock(neighbours, bound, findings, neighbours=True)
         rate_checks.check_start(good, clock, tokens, findings)
-        if cell.server.prompts.natural:  # not part of the second clock's window
+        # With fixed texts, the second clock does not cover the first tokens.
+        if cell.server.prompts.natural:
             rate_checks.check_first_chunk(good, clock, findings)
         # If the wall times already contradict the stream, comparing its parts adds nothing.
         if all(item.reason != "second_clock" for item in findings.invalid):
@@ -302,7 +303,10 @@ def _rates_between(answer: TimedAnswer, clock: Clock, few: int, many: int) -> li
 
 
 def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tuple[int, float]:
-    """Return a number of tokens and the ms until they arrived; for a whole request, wall time."""
+    """Return how many tokens had arrived by the end of a window, and after how many ms.
+
+    If ``whole``, the result is for the whole request, by its wall time.
+    """
     if whole:
         return answer.asked_tokens, timing.e2e_ms(answer)
     window = timing.window(answer, clock, tokens)
