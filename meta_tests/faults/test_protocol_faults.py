@@ -65,7 +65,7 @@ def test_only_a_failure_with_its_requirement_detects_a_fault(survived):
     killed = outcome(1, ("test_a", "FAIL", "expected this, got that"))
     assert killed.killed
     text = table([killed, survived], outcome(0, ("test_a", "PASS", "")), 60.0)
-    assert "1 of 2 faults were killed" in text and "**no**" in text
+    assert "1 of 2 faults were detected" in text and "**no**" in text
 
 
 def test_a_failure_of_the_proxy_itself_is_no_kill():
