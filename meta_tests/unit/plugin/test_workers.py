@@ -115,3 +115,23 @@ def test_a_test_with_the_server_is_in_no_other_group(named):
     else:
         workers.name_groups(config, [item])
         assert item.nodeid == f"{test}@server"
+
+
+@pytest.mark.parametrize(
+    ("gates", "worker", "level", "is_refused"),
+    [
+        pytest.param([object()], object(), "performance", True, id="a gate beside workers"),
+        pytest.param([], object(), "performance", False, id="no gate"),
+        pytest.param([object()], None, "performance", False, id="no workers"),
+        pytest.param([object()], object(), "correctness", False, id="no test of the level"),
+    ],
+)
+def test_gates_that_workers_leave_unmeasured_are_refused(gates, worker, level, is_refused):
+    config = SimpleNamespace(stash={SETTINGS: SimpleNamespace(worker=worker)})
+    profile = SimpleNamespace(name="mine", performance=SimpleNamespace(gates=gates))
+    items = [SimpleNamespace(stash={}), SimpleNamespace(stash={LEVEL: level})]
+    if is_refused:
+        with pytest.raises(UsageError, match=r"-n: expected no workers.*-m 'not performance'"):
+            workers.refuse_gates(config, items, profile)
+    else:
+        workers.refuse_gates(config, items, profile)

@@ -169,6 +169,8 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             with opening.withdrawing(config, conformance):
                 answers.refuse_wrong_files(config, conformance)
                 performance.refuse_wrong_sizes(conformance)
+                if conformance.run.target.obstacle is None:
+                    workers.refuse_gates(config, session.items, conformance.run.profile)
                 if (
                     conformance.settings.judging.against is not None
                     and conformance.run.target.obstacle is None

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sm121.core.errors import UsageError
+from sm121.core.profile import Profile
 from sm121.plugin.selection import uses_a_server
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
 from sm121.run.verdict_file import ShardReport, ShardTest
@@ -191,6 +192,30 @@ def why_not(item: pytest.Item) -> str | None:
     if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
         return "time is not measured while other workers are running; run this test without -n"
     return None
+
+
+def refuse_gates(config: pytest.Config, items: Iterable[pytest.Item], profile: Profile) -> None:
+    """Refuse, in a worker, tests that measure rates for which the profile has gates.
+
+    Without this refusal a build that misses its gates would pass, because its rates are not
+    measured.
+
+    Args:
+        config: The configuration of the worker, or of a run without workers.
+        items: The selected tests.
+        profile: The profile of the run.
+
+    Raises:
+        UsageError: A selected test measures rates, and the profile has gates for them.
+    """
+    if config.stash[SETTINGS].worker is None or not profile.performance.gates:
+        return
+    if any(item.stash.get(LEVEL, None) == "performance" for item in items):
+        raise UsageError(
+            f"-n: expected no workers, because no time is measured beside them, and profile"
+            f" {profile.name} has gates for rates and times. Leave out -n, or leave out the level:"
+            " -m 'not performance'"
+        )
 
 
 def part(worker: Worker, items: Iterable[pytest.Item]) -> ShardReport:
