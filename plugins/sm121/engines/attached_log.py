@@ -37,6 +37,11 @@ _HOW = (
     "give the log that this server writes (vLLM: it must contain access lines, so start it "
     "without --disable-uvicorn-access-log, or with --enable-log-requests)"
 )
+_HOW_TO_FOLLOW = (
+    "it did not grow, as a copy of a log does not: give --container NAME, or docker logs -f NAME "
+    "2>&1 | sm121 run ... --server-log -, or the file that the server writes (vLLM: not with "
+    "--disable-uvicorn-access-log)"
+)
 #: Maximum number of new bytes of the log that are read.
 _LARGEST_GROWTH_BYTES = 8 << 20
 
@@ -143,7 +148,8 @@ def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> str | Non
     except httpx.HTTPError as error:
         return f"the server answered no request of the suite ({type(error).__name__}: {error})"
     if not until(lambda: mark in _written(log, size_before), _WRITTEN_WITHIN_S, every_s=0.05):
-        return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
+        how = _HOW if log.stat().st_size > size_before else _HOW_TO_FOLLOW
+        return f"no line of it follows requests that are sent to {endpoint.base_url}; {how}"
     line = next(line for line in _written(log, size_before).splitlines() if mark in line)
     answered = _PID.search(line)
     starter = _first_pid(_last_start(path, log))

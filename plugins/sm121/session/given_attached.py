@@ -141,7 +141,7 @@ def server_logs(
             got = "something that is no file" if log.exists() else "no file of that name"
             raise UsageError(
                 f"--server-log {log}: expected the log file of the server, got {got}. "
-                "Save one: docker logs NAME > server.log 2>&1"
+                "Give the file that the server writes, or --container NAME"
             )
     _refuse_number_of_logs(logs, given_nodes.count_of(profile))
     return logs
