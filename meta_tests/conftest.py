@@ -1,5 +1,6 @@
 """Fixtures for testing the suite: real processes, real servers with known faults, whole runs."""
 
+import functools
 import gc
 import itertools
 import json
@@ -11,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from meta_tests import case_ids, durations, quiet
 from meta_tests.fakes import browser, servers
 from meta_tests.fakes.servers import FaultServer, TimedServer
 from meta_tests.fakes.stored_run_events import require_same
-from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun, can_fork
+from meta_tests.fakes.warm_pytest import Template, WarmPytest, WarmRun, can_fork
 from meta_tests.folders import ROOT
 from sm121.engines.process_tree import marked, reap
 
@@ -38,15 +39,26 @@ collect_ignore = [
 #: Leaves out the tests that need torch.
 LIGHT = "SM121_META_LIGHT" in os.environ
 
-# OpenMP's threads spin while they wait: two processes with two threads each are ten times slower on
-# two cores than with one thread each.
-if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
+def threads_beside(workers: int) -> str:
+    """Return how many threads OpenMP may have in each of some workers.
+
+    Its threads spin while they wait: two processes with two threads each are ten times slower on
+    two cores than with one thread each.
+    """
+    return str(max(1, (os.cpu_count() or 1) // workers))
+
+
+if count := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", threads_beside(count))
 
 # Runs in other folders serve the canary of this checkout, as `make conformance` does.
 os.environ.setdefault("SM121_CANARY", str(ROOT / ".cache" / "canary"))
 
 MARK = "SM121_META_TEST"
+#: What the controller tells its workers: the address of the process that forks runs.
+WARM = "warm_pytest"
+_TEMPLATE = pytest.StashKey[Template]()
 
 # The suite's own tests run in parallel, and a measuring run must not refuse another one. The
 # variable names the folder of the lock.
@@ -68,6 +80,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "default::pytest_benchmark.logger.PytestBenchmarkWarning"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let the workers of xdist share the process that forks runs; those of a scenario need none."""
+    if MARK in os.environ:
+        return
+    if _TEMPLATE not in node.config.stash:
+        threads = threads_beside(node.workerinput["workercount"])
+        variables = {"OMP_NUM_THREADS": threads} | os.environ
+        node.config.stash[_TEMPLATE] = Template(ROOT, variables)
+    node.workerinput[WARM] = node.config.stash[_TEMPLATE].address
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _TEMPLATE in config.stash:
+        config.stash[_TEMPLATE].close()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -233,22 +262,20 @@ def chromium() -> Iterator[object]:
 
 
 @pytest.fixture(scope="session")
-def warm_pytest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], WarmPytest]]:
-    """The process that forks runs, started for the first one. Those of all workers share answers,
-    in the folder above their own (pytest-xdist, "Making session-scoped fixtures")."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    begun: list[WarmPytest] = []
+def warm_pytest(pytestconfig: pytest.Config) -> Iterator[Callable[[], WarmPytest]]:
+    """The process that forks runs: that of all workers, or one that is started for the first
+    run."""
+    of_workers = getattr(pytestconfig, "workerinput", {}).get(WARM)
+    with ExitStack() as opened:
 
-    def template() -> WarmPytest:
-        if not begun:
-            begun.append(WarmPytest(ROOT, folder / "warm-answers"))
-        return begun[0]
+        @functools.cache
+        def connected() -> WarmPytest:
+            if of_workers:
+                return opened.enter_context(closing(WarmPytest(of_workers)))
+            template = opened.enter_context(closing(Template(ROOT)))
+            return opened.enter_context(closing(WarmPytest(template.address)))
 
-    yield template
-    for process in begun:
-        process.close()
+        yield connected
 
 
 @pytest.fixture

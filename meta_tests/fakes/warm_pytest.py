@@ -2,7 +2,8 @@
 
 Starting an interpreter and importing the suite takes a run 2 to 4 s of CPU, and most runs of the
 tests judge a server in less. A fork is still a separate process: no run sees the state of another.
-A test that needs a new interpreter starts one.
+A test that needs a new interpreter starts one. The workers of pytest-xdist share one template,
+which their controller starts.
 """
 
 import functools
@@ -13,11 +14,14 @@ import inspect
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +60,46 @@ class WarmRun:
         return self.returncode
 
 
-class WarmPytest:
-    """The tests' interface to the template process."""
+class Template:
+    """The process that forks runs. It lives until `close`, or until this process ends."""
 
-    def __init__(self, root: Path, answers: Path) -> None:
+    def __init__(self, root: Path, environment: Mapping[str, str] = os.environ) -> None:
         """Start it.
 
         Args:
             root: Its working directory.
-            answers: The folder of what runs share. Several templates may have the same one.
+            environment: Its variables; those of pytest are left out.
         """
-        answers.mkdir(exist_ok=True)
-        command = [sys.executable, str(Path(__file__)), str(answers)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, cwd=root, env=_inherited(), stdin=pipe, stdout=pipe
-        )
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        #: The socket at which it listens.
+        self.address = str(Path(self._folder.name) / "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            descriptor = listener.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__)), self._folder.name, str(descriptor)],
+                cwd=root, env=_without_pytest(environment), pass_fds=[descriptor],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+class WarmPytest:
+    """A connection to the template process; several processes may each have one."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(address)
         #: The exit status by process id; after a signal, minus its number, as in `Popen`.
         self.ended: dict[int, int] = {}
         self._begun: list[int] = []
+        #: The beginning of a line that has not arrived whole.
+        self._received = b""
 
     def start(
         self,
@@ -92,30 +117,30 @@ class WarmPytest:
             "environment": environment,
             "folder": None if folder is None else str(folder),
         }
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+        self._socket.settimeout(None)
+        _say(self._socket, request)
         while not self._begun:
             self.read(None)
         return WarmRun(self, self._begun.pop())
 
     def read(self, timeout_s: float | None) -> None:
-        """Read a line from the template, if one arrives within ``timeout_s``."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                return
-        line = self._process.stdout.readline()
-        assert line, f"the template of the runs ended with {self._process.wait()}"
-        event = json.loads(line)
-        if "status" in event:
-            self.ended[event["pid"]] = event["status"]
-        else:
-            self._begun.append(event["pid"])
+        """Read lines from the template, if any arrive within ``timeout_s``."""
+        self._socket.settimeout(timeout_s)
+        try:
+            received = self._socket.recv(65536)
+        except (BlockingIOError, TimeoutError):
+            return
+        assert received, "the template of the runs has ended"
+        *lines, self._received = (self._received + received).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if "status" in event:
+                self.ended[event["pid"]] = event["status"]
+            else:
+                self._begun.append(event["pid"])
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self._socket.close()
 
 
 def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -128,40 +153,66 @@ def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     )
 
 
-def _inherited() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
 
 
-def _serve() -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Forked:
+    """A child of the template, and the connection over which it was requested."""
+
+    pid: int
+    connection: socket.socket
+
+
+def _serve(listener: socket.socket) -> dict[str, Any]:
     """Fork a child for each request; return in the child, with its request."""
-    running: dict[int, int] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd:
+                if key.fd == 0:
+                    os._exit(0)
+                if key.fileobj is listener:
+                    selector.register(listener.accept()[0], selectors.EVENT_READ)
+                elif isinstance(key.data, _Forked):
                     selector.unregister(key.fd)
                     os.close(key.fd)
-                    pid = running.pop(key.fd)
-                    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                    _say({"pid": pid, "status": status})
-                    continue
-                line = sys.stdin.readline()
-                if not line:
-                    os._exit(0)
-                pid = os.fork()
-                if not pid:
-                    for descriptor in running:
-                        os.close(descriptor)
-                    return json.loads(line)
-                descriptor = os.pidfd_open(pid)
-                running[descriptor] = pid
-                selector.register(descriptor, selectors.EVENT_READ)
-                _say({"pid": pid})
+                    status = os.waitstatus_to_exitcode(os.waitpid(key.data.pid, 0)[1])
+                    with suppress(OSError):  # nobody waits for this run any more
+                        _say(key.data.connection, {"pid": key.data.pid, "status": status})
+                elif request := _request(key.fileobj):
+                    pid = os.fork()
+                    if not pid:
+                        _close_all(selector)
+                        return request
+                    forked = _Forked(pid, key.fileobj)
+                    selector.register(os.pidfd_open(pid), selectors.EVENT_READ, forked)
+                    _say(key.fileobj, {"pid": pid})
+                else:
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
 
 
-def _say(event: dict[str, int]) -> None:
-    os.write(1, json.dumps(event).encode() + b"\n")
+def _request(connection: socket.socket) -> dict[str, Any] | None:
+    """Return the request that arrives, or None at the end of the connection."""
+    with connection.makefile("rb") as lines:
+        line = lines.readline()
+    return json.loads(line) if line else None
+
+
+def _close_all(selector: selectors.BaseSelector) -> None:
+    """Close the template's connections and its descriptors of other runs in a child."""
+    for key in selector.get_map().values():
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()
+        elif key.fd:
+            os.close(key.fd)
+
+
+def _say(connection: socket.socket, content: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(content).encode() + b"\n")
 
 
 def _become(request: dict[str, Any]) -> None:
@@ -297,43 +348,38 @@ def _compile_templates() -> None:
 if __name__ == "__main__":
     # As with `python -m pytest`: no run imports from the folder of this script.
     sys.path[0] = str(Path.cwd())
-    # This imports every plugin and starts no run; its output is discarded.
-    answers = os.dup(1)
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        pytest.main(["--version", "--version"], plugins=[_Imports()])
-        sys.stdout.flush()
-        _compile_templates()
-        shared = Path(sys.argv[1])
-        _remember_answers(shared)
-        _remember_arrays(shared)
-        _remember_the_commit()
-        _remember_the_processor(shared)
-        # Also import what a run imports and reads after its start.
-        for module in (
-            *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),
-            *("pytest_bench_gate.gates", "pdb", "scipy.special", "sm121.stress.level"),
-            *("sm121.api.chat_prompts", "sm121.api.compatibility", "sm121.api.endings"),
-            *("sm121.api.logprobs", "sm121.api.responses", "sm121.api.sampling"),
-            *("sm121.api.streaming", "sm121.api.structured_output"),
-            *("sm121.compilation.modules", "sm121.evidence.kernel_requirement"),
-        ):
-            importlib.import_module(module)
-        importlib.import_module("sm121.core.bounded").tls()
-        profile = importlib.import_module("sm121.core.profile")
-        for name in profile.shipped():
-            profile.load(name)
-        importlib.import_module("sm121.evidence.failure_tables").load_failures()
-        importlib.import_module("sm121.report.references").load()
-        # The first call resolves the files of all modules; pytest makes it for each skip.
-        inspect.getmodule(_serve.__code__)
-    os.dup2(answers, 1)
-    os.close(answers)
+    # This imports every plugin and starts no run.
+    pytest.main(["--version", "--version"], plugins=[_Imports()])
+    sys.stdout.flush()
+    _compile_templates()
+    shared = Path(sys.argv[1])
+    _remember_answers(shared)
+    _remember_arrays(shared)
+    _remember_the_commit()
+    _remember_the_processor(shared)
+    # Also import what a run imports and reads after its start.
+    for module in (
+        *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),
+        *("pytest_bench_gate.gates", "pdb", "scipy.special", "sm121.stress.level"),
+        *("sm121.api.chat_prompts", "sm121.api.compatibility", "sm121.api.endings"),
+        *("sm121.api.logprobs", "sm121.api.responses", "sm121.api.sampling"),
+        *("sm121.api.streaming", "sm121.api.structured_output"),
+        *("sm121.compilation.modules", "sm121.evidence.kernel_requirement"),
+    ):
+        importlib.import_module(module)
+    importlib.import_module("sm121.core.bounded").tls()
+    profile = importlib.import_module("sm121.core.profile")
+    for name in profile.shipped():
+        profile.load(name)
+    importlib.import_module("sm121.evidence.failure_tables").load_failures()
+    importlib.import_module("sm121.report.references").load()
+    # The first call resolves the files of all modules; pytest makes it for each skip.
+    inspect.getmodule(_serve.__code__)
     # pytest collects garbage several times at its end; the template's objects are left out in a
     # fork.
     gc.collect()
     gc.freeze()
-    request = _serve()
+    request = _serve(socket.socket(fileno=int(sys.argv[2])))
     _become(request)
     sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
     sys.exit(pytest.main(request["arguments"]))

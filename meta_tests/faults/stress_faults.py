@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from meta_tests.fakes import sample_bundle
-from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun
+from meta_tests.fakes.warm_pytest import Template, WarmPytest, WarmRun
 from meta_tests.faults import catalogue_rows
 from meta_tests.folders import DATA, FAKES, ROOT
 from sm121.engines.process_tree import marked
@@ -344,22 +344,22 @@ def main() -> int:
     lines = options.state.read_text("utf-8").splitlines() if is_resumed else []
     done = [Outcome(**json.loads(line)) for line in lines]
     unclaimed = list(done)
-    answers = tempfile.TemporaryDirectory(prefix="sm121-answers-")
-    template = WarmPytest(ROOT, Path(answers.name))
+    template = Template(ROOT)
+    connection = WarmPytest(template.address)
     for name in names:
         earlier = next((outcome for outcome in unclaimed if outcome.case == name), None)
         if earlier is not None and not options.names:
             unclaimed.remove(earlier)
             continue
         samples = options.samples / name if options.samples else None
-        outcome = run(CASES[name], template, keep=samples if name in SAMPLES else None)
+        outcome = run(CASES[name], connection, keep=samples if name in SAMPLES else None)
         print(f"{'ok' if not outcome.wrong else 'WRONG'} {outcome}", flush=True)
         done.append(outcome)
         if options.state and not outcome.wrong:
             with options.state.open("a") as stream:
                 stream.write(json.dumps(asdict(outcome)) + "\n")
+    connection.close()
     template.close()
-    answers.cleanup()
     clean = [outcome for outcome in done if outcome.case == "clean"]
     latest = {outcome.case: outcome for outcome in done if outcome.case != "clean"}
     outcomes = [latest[name] for name in CASES if name in latest]
