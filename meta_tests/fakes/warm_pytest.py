@@ -6,6 +6,7 @@ A test that needs a new interpreter starts one. The workers of pytest-xdist shar
 which their controller starts.
 """
 
+import atexit
 import functools
 import gc
 import hashlib
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -382,4 +384,10 @@ if __name__ == "__main__":
     request = _serve(socket.socket(fileno=int(sys.argv[2])))
     _become(request)
     sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
-    sys.exit(pytest.main(request["arguments"]))
+    status = pytest.main(request["arguments"])
+    # The end of an interpreter, without freeing every object: that copies the template's memory.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
