@@ -31,6 +31,18 @@ class ClassMembers:
     methods: frozenset[str]
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node at any depth, without their expressions.
+
+    Args:
+        node: A module, or a statement that contains others.
+    """
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, name, ()):
+            yield each
+            yield from statements(each)
+
+
 def classes_of(module: str, tree: ast.Module) -> Iterator[ClassMembers]:
     """Yield the classes of a module.
 
@@ -38,7 +50,7 @@ def classes_of(module: str, tree: ast.Module) -> Iterator[ClassMembers]:
         module: Its path.
         tree: Its source, parsed.
     """
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ClassDef):
             yield ClassMembers(
                 module=module,

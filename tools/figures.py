@@ -110,7 +110,7 @@ def sizes(module: str, text: str, tree: ast.Module) -> Iterator[tuple[str, str, 
         ("module", path, lines), ("function", path:name, lines), ("class", path:name, methods).
     """
     yield "module", module, text.count("\n")
-    for node in ast.walk(tree):
+    for node in class_sizes.statements(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield "function", f"{module}:{node.name}", (node.end_lineno or 0) - node.lineno + 1
         elif isinstance(node, ast.ClassDef):
