@@ -1,5 +1,5 @@
 """Tests that measure time (marker ``alone``) wait until other processes leave the machine idle for
-a second.
+half a second.
 
 Four of them run in workers of xdist at the same time, because most wait for a slow server. A test
 that failed while others used the machine, or beside another test, is repeated by itself; a failure
@@ -22,8 +22,8 @@ from meta_tests.folders import ROOT
 from sm121.machine.cpu_use import CpuUse
 
 #: How long the machine is watched before a test, in seconds.
-WATCHED_S = 1.0
-#: How long a test waits for an idle second, in seconds; then it runs in any case.
+WATCHED_S = 0.5
+#: How long a test waits until it is idle, in seconds; then it runs in any case.
 WAIT_S = 45.0
 #: The share of the CPU that other processes may use on an idle machine: a fifth of one of two
 #: cores.
@@ -101,10 +101,10 @@ def held(by_itself: bool) -> Iterator[bool]:
         yield by_itself
 
 
-def wait_for_a_quiet_second(
+def wait_for_a_quiet_moment(
     others: Callable[[], float], clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until `others` took at most `OTHERS` for a second, or until `WAIT_S`."""
+    """Wait until `others` took at most `OTHERS` for `WATCHED_S`, or until `WAIT_S`."""
     began = clock()
     while others() > OTHERS and clock() - began < WAIT_S:
         pass
@@ -117,9 +117,9 @@ def processes_of_session() -> list[psutil.Process]:
     return psutil.Process(os.getppid()).children(recursive=True)
 
 
-def others_for_a_second() -> float:
+def others_for_a_moment() -> float:
     """Return the share of the CPU that processes outside of this session take within the next
-    second."""
+    `WATCHED_S`."""
     before = CpuUse.take(processes_of_session)
     time.sleep(WATCHED_S)
     return CpuUse.take(processes_of_session).since(before)[0]
@@ -127,7 +127,7 @@ def others_for_a_second() -> float:
 
 def _run(item: pytest.Item, nextitem: pytest.Item | None, by_itself: bool) -> Attempt:
     with held(by_itself) as is_by_itself:
-        wait_for_a_quiet_second(others_for_a_second)
+        wait_for_a_quiet_moment(others_for_a_moment)
         item._initrequest()  # fixtures of an earlier run are removed
         before = CpuUse.take(list)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)

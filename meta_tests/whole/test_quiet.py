@@ -60,14 +60,14 @@ def test_only_a_failure_beside_others_is_run_again(attempts, runs, outcome):
         pytest.param([BUSY] * 200, int(quiet.WAIT_S), id="never quiet"),
     ],
 )
-def test_a_test_waits_for_a_quiet_second_and_not_for_ever(loads, looks):
+def test_a_test_waits_for_a_quiet_moment_and_not_for_ever(loads, looks):
     seen: list[float] = []
 
     def others() -> float:
         seen.append(loads[len(seen)])
         return seen[-1]
 
-    quiet.wait_for_a_quiet_second(others, clock=lambda: float(len(seen)))
+    quiet.wait_for_a_quiet_moment(others, clock=lambda: float(len(seen)))
     assert len(seen) == looks
 
 
@@ -78,7 +78,7 @@ def test_a_whole_test_is_set_up_again(tmp_path):
         "from pathlib import Path\nfrom meta_tests import quiet\n"
         "from meta_tests.quiet import pytest_runtest_protocol, pytest_terminal_summary\n"
         "quiet.LOCK = Path(__file__).with_name('lock')\n"
-        "quiet.OTHERS, quiet.WAIT_S, quiet.WATCHED_S = -1.0, 0.0, 0.0\n"  # never a quiet second
+        "quiet.OTHERS, quiet.WAIT_S, quiet.WATCHED_S = -1.0, 0.0, 0.0\n"  # never quiet
     )
     (tmp_path / "test_it.py").write_text(
         "import pytest\nruns = []\n"
