@@ -19,6 +19,8 @@ LONG = (
     "another answer to whoever ignores the end of a text",
     "an Eagle3 drafter that never drafts",
     "an MTP drafter that never drafts",
+    "one behind a worker's end",
+    "two streams one after another",
     "an illegal memory access that is survived",
     "between two rounds of a measurement, where its metrics are withheld",
     "log-probabilities drift with each token that is decoded",

@@ -363,16 +363,15 @@ def _sick_change_fails(runner: Runner, example: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_first_push_a_good_and_a_sick_change(runner):
-    """A sample of the paths of the next test: a job that fails, one that passes, one that is
-    compared."""
+def test_a_first_push_and_a_good_change(runner):
+    """A sample of the paths of the next test: a job of one example that fails, and a job of the
+    other one that is compared and passes."""
     _first_push_is_trusted_by_hand(runner)
     _good_change_passes(runner, "gitlab")
-    _sick_change_fails(runner, "github")
     assert (_trusted(runner), _stored(runner)) == (1, 1), "no change is stored"
 
 
-@pytest.mark.slow("nine jobs; a sample of three is above")
+@pytest.mark.slow("nine jobs; a sample of two is above")
 @pytest.mark.timeout(1200)
 def test_the_paths_of_both_examples(runner, monkeypatch):
     """All paths on one history, in the order of a fork's life."""

@@ -205,7 +205,7 @@ def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
     assert test.verdict == "FAIL"
 
 
-def test_merged_shards_workers_a_resumed_run_and_one_run_are_equal(runs, tmp_path):
+def test_merged_shards_a_resumed_run_and_one_run_are_equal(runs, tmp_path):
     """One shard was killed and resumed."""
     whole = tmp_path / "whole"
     runs.start(whole).wait()
@@ -219,6 +219,12 @@ def test_merged_shards_workers_a_resumed_run_and_one_run_are_equal(runs, tmp_pat
         run.wait()
     merged = merging.write(merging.read(shards), tmp_path / "merged")
     assert shown(merged) == expected
+
+
+@pytest.mark.slow("two interpreters; test_workers.py has the report of workers")
+def test_workers_and_one_run_are_equal(runs, tmp_path):
+    whole = tmp_path / "whole"
+    runs.start(whole).wait()
     workers = tmp_path / "workers"
     run = runs.start(workers, "-n", "2")
     assert run.wait() == stored_run.file_of(whole).exit_status, run.output

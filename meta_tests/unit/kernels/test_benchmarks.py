@@ -93,17 +93,26 @@ def moe(run_pytest, tmp_path):
     return run
 
 
-def test_a_slower_moe_kernel_is_red_in_regression_and_against_and_an_equal_one_green(moe):
+@pytest.fixture
+def compared(moe):
+    """The options that compare a run with a trusted one of the kernel `steady`."""
     status, trusted = moe("steady", "--benchmark-autosave")
     assert status == 0, trusted.output
     metric = trusted.verdict["metrics"]["moe_decode_us"]
     assert metric["unit"] == "µs" and metric["verdict"] == "PASS" and metric["minimum"] is None
     assert 390_000 < metric["value"] < 900_000, "microseconds"
     assert metric["case"] == "fused_moe of 1 x 576 by 4 of 8 experts of 576"
-    compared = ("--benchmark-compare", "--against", str(trusted.report))
+    return "--benchmark-compare", "--against", str(trusted.report)
+
+
+@pytest.mark.slow("two runs that time; test_regression_level.py has an equal run that is green")
+def test_an_equal_moe_kernel_is_green_in_regression_and_against(moe, compared):
     status, again = moe("steady", *compared)
     assert status == 0, again.output
     assert any("moe_decode_us" in line for line in again.verdict["against"]["metrics"])
+
+
+def test_a_slower_moe_kernel_is_red_in_regression_and_against(moe, compared):
     status, slower = moe("slower", *compared)
     assert status == 1, slower.output
     tests = {test["id"].partition("::")[2]: test for test in slower.verdict["tests"]}

@@ -229,6 +229,7 @@ def test_queries_that_are_quantised_as_well_are_not_run(monkeypatch):
         checks.check(provider, case_of("decode_fp8", lengths=(5,)))
 
 
+@pytest.mark.slow("it imports vLLM: 5 s of CPU")
 @pytest.mark.parametrize("group", ["prefill_fp8", "decode_fp8"])
 def test_vllm_on_the_cpu_cuts_what_it_caches(group):
     """Its own kernels, in float32, truncate; values rounded to nearest fail."""

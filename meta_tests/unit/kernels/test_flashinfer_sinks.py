@@ -232,7 +232,9 @@ class WindowOffByOne(Module):
         return window_left + 1
 
 
-@pytest.mark.parametrize("group", ["decode", "decode_fp8"])
+@pytest.mark.parametrize(
+    "group", ["decode", pytest.param("decode_fp8", marks=pytest.mark.slow("the same kernel"))]
+)
 @pytest.mark.parametrize("fault", [WrongScale, NoSink, WindowOffByOne])
 def test_a_wrong_decode_by_fa2_is_red(group, fault):
     class Broken(Attention):
