@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -36,18 +34,23 @@ detection.detect = lambda: detection.Detection(os.environ["MACHINE"] or None, "p
 """
 
 
-def passed(folder, machine, *arguments):
-    """Return the exit status, the names of the tests that passed, and the output."""
-    (folder / "test_it.py").write_text(TESTS)
-    (folder / "machine.py").write_text(MACHINE)
-    words = ["-p", "no:cacheprovider", "-p", "machine", "-v", "-rs", *arguments]
+@pytest.fixture
+def passed(tmp_path, warm_pytest):
+    """Run the tests on a machine; return the exit status, the names of the tests that passed, and
+    the output."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "machine.py").write_text(MACHINE)
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=folder, capture_output=True, text=True,
-        env=variables | {"MACHINE": machine, "PYTHONPATH": str(folder)}, timeout=120,
-    )  # fmt: skip
-    names = re.findall(r"::(test_[\w\[\]]+) PASSED", done.stdout)
-    return done.returncode, set(names), done.stdout + done.stderr
+
+    def run(machine, *arguments):
+        words = ["-p", "no:cacheprovider", "-p", "machine", "-v", "-rs", *arguments]
+        of_machine = variables | {"MACHINE": machine, "PYTHONPATH": str(tmp_path)}
+        output = tmp_path / "output.txt"
+        status = warm_pytest().start(words, output, of_machine, folder=tmp_path).wait(120.0)
+        text = output.read_text("utf-8")
+        return status, set(re.findall(r"::(test_[\w\[\]]+) PASSED", text)), text
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -68,8 +71,8 @@ def passed(folder, machine, *arguments):
         ),
     ],
 )
-def test_the_closest_markers_decide(tmp_path, machine, expected):
-    status, names, output = passed(tmp_path, machine)
+def test_the_closest_markers_decide(passed, machine, expected):
+    status, names, output = passed(machine)
     assert status == 0 and names == expected, output
     place = machine or "a GPU without a name here"
     assert f"this machine is {place}: planted" in output
@@ -89,8 +92,8 @@ def test_the_closest_markers_decide(tmp_path, machine, expected):
     ],
 )
 def test_tests_of_a_requested_architecture_run_only_on_it(
-    tmp_path, machine, arguments, status, expected
+    passed, machine, arguments, status, expected
 ):
-    ended, names, output = passed(tmp_path, machine, *arguments)
+    ended, names, output = passed(machine, *arguments)
     assert ended == status and names == expected, output
     assert output.count("NOT_RUN") == (1 if status == 5 else 0), output
