@@ -70,6 +70,7 @@ def lint_imports(folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow("make lint asks the same")
 def test_the_tree_keeps_every_contract():
     status, output = lint_imports(ROOT)
     assert status == 0, output

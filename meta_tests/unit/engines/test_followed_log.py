@@ -80,7 +80,13 @@ def test_the_log_of_a_container_is_followed_while_the_run_goes_on(run_pytest, se
     assert not [*tmp_path.glob("sm121-log-*")]
 
 
-@pytest.mark.parametrize("follows", [True, False], ids=["followed", "a copy of the past"])
+@pytest.mark.parametrize(
+    "follows",
+    [
+        pytest.param(True, id="followed", marks=pytest.mark.slow("the healthy twin")),
+        pytest.param(False, id="a copy of the past"),
+    ],
+)
 def test_a_log_on_standard_input(served, tmp_path, follows):
     """A log that does not grow with the suite's requests proves nothing, as a file."""
     how = ["tail", "-n", "+1", "-f"] if follows else ["cat"]

@@ -23,7 +23,7 @@ CORE = "(EngineCore pid=7) WARNING 11-20 10:00:00 [jit_monitor.py:147] "
     [
         pytest.param(7, {"compiled_meanwhile"}, id="within a timed window"),
         pytest.param(2, set(), id="before the window"),
-        pytest.param(0, set(), id="never"),
+        pytest.param(0, set(), id="never", marks=pytest.mark.slow("as before the window")),
     ],
 )
 def test_a_number_with_a_compiler_in_it_is_invalid(
