@@ -124,7 +124,7 @@ def _after(kit: Kit, *contexts: dict[str, Any], share: float = 0.6) -> Outcome:
     runs = [past_runs.stored_run("0001_x.json", before, **_unlike(_NOW, each)) for each in contexts]
     if matches := [run for run in runs if not run.unlike(_NOW)]:
         return _judged(*trend.compare({now.name: now}, matches, _LIMITS))
-    error = measured.none_matches(runs, _NOW, kit.tmp_path, measured=1, is_stored=False)
+    error = measured.none_matches(runs, _NOW, kit.tmp_path, measured=1)
     green = error.verdict is Verdict.NOT_RUN  # by itself this is no failure
     return Outcome("PASS" if green else error.verdict.value, str(error))
 

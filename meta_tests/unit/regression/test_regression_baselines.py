@@ -2,11 +2,14 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from meta_tests.unit.regression.trend_runs import CONTEXT, changed, metric, run, stored
 from sm121.core.errors import UsageError
+from sm121.machine.box import BoxState
+from sm121.regression.measured import MeasuredHistory
 from sm121.run import stored_benchmarks
 
 
@@ -143,3 +146,18 @@ def test_a_change_shows_bytes_per_token_and_share_of_the_bound():
     )
     assert (now.roofline, now.bytes_per_token) == (0.727, 5.17e9)
     assert older.of_bound == ""
+
+
+@pytest.mark.parametrize(
+    ("is_stored", "state", "said"),
+    [
+        pytest.param(True, BoxState.QUALIFIED, "if it passes, the next run is compared", id="fit"),
+        pytest.param(True, BoxState.DEGRADED, "no later run is compared with it", id="degraded"),
+        pytest.param(False, BoxState.DEGRADED, "--benchmark-autosave", id="not stored"),
+    ],
+)
+def test_a_first_run_says_whether_a_later_run_is_compared_with_it(tmp_path, is_stored, state, said):
+    file = SimpleNamespace(box=SimpleNamespace(state=state))
+    recorder = SimpleNamespace(run=SimpleNamespace(record=SimpleNamespace(file=file)))
+    history = MeasuredHistory(recorder, str(tmp_path), tmp_path, is_stored=is_stored)
+    assert said in history._next_step()

@@ -25,6 +25,10 @@ _WAY_OUT = (
 )
 #: The next step if there is no comparable run yet, and this run is stored.
 _STORED = "This run is stored: if it passes, the next run is compared with it"
+#: The next step if there is no comparable run yet, and the machine is DEGRADED.
+_STORED_DEGRADED = (
+    "This run is stored, but no later run is compared with it, because its box is DEGRADED"
+)
 #: The next step if there is no comparable run yet, and this run is not stored.
 _NOT_STORED = "Run a build that you trust with --benchmark-autosave"
 
@@ -91,8 +95,16 @@ class MeasuredHistory:
             self._context,
             self._folder,
             measured=len(self.current),
-            is_stored=self.is_stored,
+            next_step=self._next_step(),
         )
+
+    def _next_step(self) -> str:
+        """Return what the user can do if there is no comparable run yet."""
+        if not self.is_stored:
+            return _NOT_STORED
+        if self.recorder.run.record.file.box.state == BoxState.DEGRADED:
+            return _STORED_DEGRADED
+        return _STORED
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
@@ -246,7 +258,7 @@ def none_matches(
     folder: Path,
     *,
     measured: int,
-    is_stored: bool,
+    next_step: str = _NOT_STORED,
 ) -> NotRun | Inconclusive:
     """Return the error that explains why a run is compared with none of the stored runs.
 
@@ -259,7 +271,7 @@ def none_matches(
         context: The properties that a stored run must have in common with the run.
         folder: The folder of the stored runs.
         measured: The number of metrics of the run.
-        is_stored: Whether the run is stored when it has ended.
+        next_step: What the user can do. The message ends with it.
 
     Returns:
         Inconclusive if only the machine's state or the kernel path changed, else NotRun.
@@ -278,7 +290,6 @@ def none_matches(
         nearest = min(reversed(unlike), key=lambda name: len(unlike[name]))
         why = "; ".join(unlike[nearest])
         others = f" (the nearest of {len(stored)} other runs, {nearest}: {why})"
-    next_step = _STORED if is_stored else _NOT_STORED
     return NotRun(
         f"no stored run of this machine, profile, plan and kernel path that passed in {folder}"
         f"{others}; metrics not compared: {measured}. {next_step}"
