@@ -13,6 +13,7 @@ import sm121.fixtures
 
 from sm121 import cli
 from sm121.cli import OF_A_CHECKOUT
+from sm121.compilation import libraries
 
 
 @pytest.mark.parametrize(
@@ -274,3 +275,9 @@ def test_path_without_docker_names_the_other_sources(monkeypatch, capsys, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["path", "--container", "served"]) == 4
     assert "Name the log itself: sm121 path LOG" in capsys.readouterr().err
+
+
+def test_libraries_of_no_engine_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(libraries, "engine_places", lambda python: [])
+    assert cli.main(["path", "--libraries"]) == 4
+    assert "--libraries: expected one of vllm, flashinfer" in capsys.readouterr().err

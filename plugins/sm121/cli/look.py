@@ -200,6 +200,11 @@ def _libraries(options: argparse.Namespace) -> None:
 
     python = options.engine_python
     folders = options.libraries or libraries.engine_places(python)
+    if not folders:
+        raise UsageError(
+            f"--libraries: expected one of {', '.join(libraries.PACKAGES)} in the environment of "
+            f"{python}, got none. Name the engine's interpreter with --engine-python, or give paths"
+        )
     tool = None
     if options.sass:
         tool = toolchain.find_disassembler(toolchain.site_packages(python))
