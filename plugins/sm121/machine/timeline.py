@@ -38,6 +38,9 @@ class Sample:
     cache_usage: float | None
     running: float | None
     waiting: float | None
+    #: Memory that changes only by the server's own processes: as `pss_bytes`, but pages of files
+    #: count in full, because other programs that start or end change the share of a library.
+    held_bytes: int | None = None
 
 
 @dataclass
@@ -130,15 +133,17 @@ class Timeline(threading.Thread):
             )
         rss = 0
         pss = 0
+        held = 0
         handles = 0
         pids = set()
         for process in self.processes():
             try:
                 rss += process.memory_info().rss
-                rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
-                for line in rollup:
-                    if line.startswith("Pss:"):
-                        pss += 1024 * int(line.split()[1])
+                rollup = _bytes_in(Path(f"/proc/{process.pid}/smaps_rollup"))
+                status = _bytes_in(Path(f"/proc/{process.pid}/status"))
+                pss += rollup.get("Pss", 0)
+                if "Pss_Anon" in rollup:  # since Linux 5.4
+                    held += rollup["Pss_Anon"] + rollup["Pss_Shmem"] + status.get("RssFile", 0)
                 handles += process.num_fds() + process.num_threads()
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
@@ -156,6 +161,7 @@ class Timeline(threading.Thread):
             cache_usage=metrics.get("cache_usage"),
             running=metrics.get("running"),
             waiting=metrics.get("waiting"),
+            held_bytes=held or None,
         )
         self.samples.append(sample)
         if len(self.samples) > _MOST_SAMPLES:
@@ -190,3 +196,13 @@ class Timeline(threading.Thread):
             "device_memory": self.device.source,
             "samples": [asdict(sample) for sample in self.samples],
         }
+
+
+def _bytes_in(file: Path) -> dict[str, int]:
+    """Return the sizes in a file of /proc, in bytes, by their names."""
+    sizes: dict[str, int] = {}
+    for line in file.read_text("utf-8", "replace").splitlines():
+        words = line.split()
+        if len(words) == 3 and words[2] == "kB":
+            sizes[words[0].rstrip(":")] = 1024 * int(words[1])
+    return sizes

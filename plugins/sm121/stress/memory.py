@@ -118,7 +118,7 @@ def judged(
 def _series(samples: Sequence[Sample], machine_bytes: int | None) -> dict[str, list[float | None]]:
     """Return the values of each quantity over the samples."""
     series: dict[str, list[float | None]] = {
-        _PROCESSES: [sample.pss_bytes or sample.rss_bytes for sample in samples],
+        _PROCESSES: [s.held_bytes or s.pss_bytes or s.rss_bytes for s in samples],
         _DEVICE: [sample.device_bytes for sample in samples],
     }
     if machine_bytes is not None and growth.is_silent(series[_DEVICE]):
