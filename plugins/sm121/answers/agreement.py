@@ -16,7 +16,7 @@ from sm121.client.completion_json import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact
 
-#: Maximum number of forks in one answer: rounding does not explain more.
+#: Maximum number of forks in one answer; rounding does not cause more.
 MOST_FORKS = 6
 #: Float32 probabilities sum to 1 within this error; a smaller remainder counts as 0.
 _REST = 1e-6
@@ -65,7 +65,7 @@ class TokenAgreement:
 def judge(
     judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None = None
 ) -> TokenAgreement:
-    """Compare each token of a run with another run of the same prompt, and where both end.
+    """Compare two runs of the same prompt token by token, and the positions at which they end.
 
     Args:
         judged: The tokens of the run.
@@ -118,7 +118,7 @@ class _Walk:
 def _walk(
     judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None
 ) -> _Walk:
-    """Compare the runs up to the first disagreement, or as far as they can be judged."""
+    """Compare the runs up to the first disagreement, or to the last token that can be judged."""
     walk = _Walk()
     offset = 0  # the position of the other run's first token
     for position, mine in enumerate(judged):
@@ -262,12 +262,12 @@ def _largest_error(mine: Position, other: Position) -> float:
 
 
 def _listed(position: Position) -> dict[str, float]:
-    """Return the listed tokens of a position and the chosen one."""
+    """Return the listed tokens of a position, including the chosen token."""
     return {**position.top, position.token: position.log_probability}
 
 
 def _gap(mine: Position, other: Position) -> float:
-    """Return by how much a run prefers its own choice to the other's, in nats: the larger value."""
+    """Return the larger gap, in nats, between a run's own token and the other run's token."""
     mine_by_other = other.top.get(mine.token)
     other_by_mine = mine.top.get(other.token)
     if mine_by_other is None or other_by_mine is None:

@@ -23,8 +23,8 @@ from sm121.core.verdict import NotRun
 #: The name of a prompt that is longer than a step's token budget and longer than a block of the
 #: prefix cache.
 _LONG = "count past two windows"
-#: Lengths of prompts in tokens, to measure how much time a prefix-cache hit saves. The first length
-#: is used that takes at least `_MEASURABLE_S` seconds longer than a short prompt.
+#: Lengths of prompts in tokens, to measure how much time a prefix-cache hit saves. The check uses
+#: the first length whose prompt takes at least `_MEASURABLE_S` seconds longer than a short prompt.
 _LENGTHS = (1024, 4096, 16_384)
 _MEASURABLE_S = 0.1
 #: Number of tokens of a short prompt.
@@ -35,7 +35,7 @@ _REPEATS = 3
 _CHUNKED = 8
 #: Number of tokens of a stream that is aborted after its first chunk.
 _ABORTED_TOKENS = 200
-#: Fields that an answer must have if the answer to the prompt sent alone has them.
+#: Fields that an answer must have if the answer to the same prompt, sent alone, has them.
 _FIELDS = ("ids", "positions", "prompt_ids", "completion_tokens")
 
 

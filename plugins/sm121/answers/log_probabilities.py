@@ -17,14 +17,14 @@ from sm121.core.verdict import Inapplicable, NotRun
 #: The margin of the mean over generated tokens, of which there are few. The other margins are in
 #: `oracle_tolerance`.
 _MARGIN_OF_GENERATED = 1.5
-#: A mistake is only checked if this many standard deviations of rounding's share are below half of
-#: it. The errors of neighbouring tokens are correlated: a correct vLLM at gpt-oss's width reached
-#: six.
+#: A mistake is only checked if the share that rounding alone causes stays below 0.5 by this many
+#: standard deviations. The errors of adjacent tokens are correlated: a correct vLLM at gpt-oss's
+#: width reached six.
 _SIGMAS = 6.0
-#: A mistake is present from this share on.
+#: A share of at least this value shows that the mistake is present.
 _HALF = 0.5
-#: If the engine does not round its arithmetic: another rounding is present from this share on, and
-#: a share this far outside of 0 to 1 shows another mistake.
+#: These hold for an engine that does not round its arithmetic. A share of at least this value shows
+#: another rounding. A share this far below 0 or above 1 shows another mistake.
 _ANY_SHARE = 0.1
 
 
@@ -86,7 +86,7 @@ def generation_beyond(
 def _choice_fault(
     tolerance: LogProbabilityTolerance, place: Place, best: int, token: int, about: str
 ) -> Fact | None:
-    """Return a fact if the chosen token is less likely than the best one beyond the tolerance."""
+    """Return a fact if the chosen token is less likely than the best one by two tolerances."""
     by_id = dict(zip(place.ids, place.values, strict=True))
     is_listed = token in by_id
     behind = place.values[0] - by_id.get(token, place.values[-1])

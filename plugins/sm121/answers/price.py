@@ -28,8 +28,9 @@ DEPTHS = (8192, 32768)
 _TOP = 20
 #: Two evaluations of one log-softmax in float32 differ by less than this, in nats.
 _ROUNDING = 1e-3
-#: The divergence, in nats, of a position where server and checkpoint list no common token: as if
-#: the server gave the checkpoint's likely tokens a total probability of 1e-6.
+#: The divergence, in nats, of a position where the server and the checkpoint list no common token.
+#: This is the divergence if the server gives a total probability of 1e-6 to the checkpoint's likely
+#: tokens.
 _APART = -math.log(1e-6)
 
 

@@ -180,7 +180,7 @@ def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProbl
 
 
 def _classified(api: Api, case: Case, found: _Found, exchange: Exchange) -> CaseProblem:
-    """Return the problem. It does not fail if it is a known deviation or the case unspecified."""
+    """Return the problem. It is no failure if the deviation is known or the case is unspecified."""
     if found.kind in _NEVER_EXCUSED:
         return CaseProblem(found.kind, found.fact, True, exchange.status)
     deviation = api.capabilities.deviation(case.id, found.kind)

@@ -12,7 +12,8 @@ from sm121.core.verdict import NotRun
 
 #: Cases that need at most this many samples may be drawn, in addition to the cheapest.
 _CHEAP = 200
-#: The probability of missing a value that is too loose is approximately below exp(-5).
+#: If at least this number of removals is expected, the probability of missing a value that is too
+#: loose is below about exp(-5).
 _LOOSE_FACTOR = 5
 
 

@@ -38,7 +38,8 @@ class Group(NamedTuple):
 
     where: str
     label: str
-    #: Whether it covers all positions and texts; otherwise the position after one prefix.
+    #: Whether the group covers all positions and texts; otherwise, it covers the position after one
+    #: prefix.
     everywhere: bool
 
 

@@ -99,7 +99,7 @@ def encoding() -> "HarmonyEncoding":
         ) from error
     try:
         return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    except Exception as error:  # its own HarmonyError, or an error of its Rust half
+    except Exception as error:  # HarmonyError, or an error of the package's Rust code
         raise NotRun(
             f"harmony's vocabulary cannot be loaded ({error}): install oss-harmony, which has it "
             "inside, or name a folder that has it in TIKTOKEN_ENCODINGS_BASE"
@@ -121,7 +121,8 @@ def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]
     Raises:
         NotRun: oss-harmony or its vocabulary is missing.
     """
-    rules = encoding()  # before the import, because its error names the package to install
+    # Call encoding() before the import, because its error names the package to install.
+    rules = encoding()
     from openai_harmony import Conversation, RenderConversationConfig, Role
 
     conversation = Conversation.from_messages(list(_messages(case, date, in_system=in_system)))

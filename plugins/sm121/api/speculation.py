@@ -32,19 +32,20 @@ _ROUNDING = 1e-3
 #: Number of tokens per sample, and of samples per request.
 _SAMPLED_TOKENS = 4
 _CHOICES = 128
-#: A text whose continuation is equally easy to draft at each length.
+#: A text whose continuation is equally easy to draft at each position.
 _EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
-#: Numbers of tokens of a short and of a long continuation of it.
+#: Numbers of tokens of a short and of a long continuation of `_EVEN`.
 _SHORT = 64
 _LONG = 256
-#: Number of concurrent continuations of it. From three on, a drafter may get wrong inputs.
+#: Number of concurrent continuations of `_EVEN`. From three on, a drafter may get wrong inputs.
 _AT_ONCE = 8
 #: Number of tokens of each greedy answer that are compared with a prefill.
 _JUDGED_TOKENS = 200
-#: Number of tokens of the greedy answer that a regex repeats, and the text that it then requires.
+#: Number of tokens of the greedy answer that a regex repeats, and the text that the regex requires
+#: after them.
 _FORMED = 8
 _ELSEWHERE = " Paris."
-#: Number of tokens of an answer at each of which an end is tested.
+#: Number of positions in an answer at which an end is tested.
 _ENDS = 10
 #: Length of a stop string, and the positions in the text at which it begins.
 _STOP_LENGTH = 3
@@ -353,7 +354,7 @@ class Speculation:
 
     @functools.cached_property
     def _texts(self) -> _Drafts:
-        """The drafts for the prompts."""
+        """The counters of drafts for the greedy answers to the prompts."""
         requests = [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
         return self._drafted(requests)
 

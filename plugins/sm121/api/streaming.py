@@ -48,7 +48,7 @@ def deltas_add_up(api: Api, correctness: level_settings.Correctness, *, with_too
     errors = invariants.of_tool_calls(calls, options)
     require(not errors, "well-formed calls", errors)
     for call in message["tool_calls"]:
-        del call["id"]  # another one in each answer
+        del call["id"]  # The id differs in each answer.
     expected = _joined(whole["choices"][0], reasoning_field)
     require(message == expected, expected, f"{message} in the stream")
     if api.capabilities.can("stream_usage"):

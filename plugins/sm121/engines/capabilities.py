@@ -77,8 +77,8 @@ class RecognisedBy(DataTable):
 class Deviation(DataTable):
     """A case of ``fixtures/api`` in which these versions deviate from the specification.
 
-    It is a note, and no failure. The range is open at its new end until a version follows the
-    specification.
+    A deviation leads to a note, and not to a failure. The range of versions has no upper end until
+    a version follows the specification.
     """
 
     case: str = Field(min_length=1)
@@ -107,7 +107,8 @@ class Bug(DataTable):
     #: Names of the tests that show the bug, with `*` for any text and `?` for a bracket. The first
     #: test always shows it; a first `*` is for a bug that only some configurations show.
     checks: tuple[str, ...] = Field(min_length=1)
-    #: A regular expression: the requirement, the observation or the crash of the failure matches.
+    #: A regular expression that matches the requirement, the observation or the crash of the
+    #: failure.
     says: str = Field(min_length=3)
     versions: Versions
     #: The only build that has the bug: a row of ``fixtures/builds.toml`` whose release is in the
@@ -167,9 +168,9 @@ class Capabilities:
     """The capabilities of one server: the file of its engine, and its release if that is known."""
 
     file: EngineFile
-    #: The version by the engine itself.
+    #: The version that the engine reports.
     version: str | None
-    #: The release or build, of `builds.identity`.
+    #: The release or build (`builds.identity`).
     identity: str | None
     #: The offers of its /openapi.json (`offered`); None if it was not requested.
     offers: Collection[str] | None
@@ -359,8 +360,9 @@ def of(
 
     Args:
         engine: The name of the engine.
-        version: The version by the engine itself.
-        identity: The release or build, of `builds.identity`, if more than the version tells it.
+        version: The version that the engine reports.
+        identity: The release or build, of `builds.identity`, if it is known from more than the
+            version.
         offers: The offers of its /openapi.json (`offered`); None if it was not requested.
         drafts: Whether the server uses speculative decoding.
 

@@ -20,7 +20,7 @@ from sm121.core.printable import printable
 from sm121.core.server import Node
 from sm121.engines import node_agent
 
-#: Longest line that a node may write; a longer one is cut.
+#: Longest line that a node may write; a longer one is truncated.
 _LONGEST = 1 << 21
 _LONGEST_NAME = 64
 _AGENT = ("-m", "sm121.engines.node_agent")
@@ -92,7 +92,7 @@ class NodeProcess:
     ) -> None:
         self.node = Node(rank, name_of(command), log)
         self._command = command
-        #: The last line of its output that is no answer.
+        #: The last line of the command's output that is not an answer.
         self.last_line = ""
         #: The last answer of each kind.
         self.answers: dict[str, Any] = {}
@@ -141,7 +141,7 @@ class NodeProcess:
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The state of its rank a moment ago; empty before the node reports it."""
+        """The state of the rank by the node's last report; empty before the first report."""
         state: Mapping[str, Any] = self.answers.get("state") or {}
         return state
 

@@ -89,7 +89,7 @@ class NodeWatch:
     _looking: threading.Lock = field(default_factory=threading.Lock)
     #: The socket to which the nodes connect, to test whether they reach this machine.
     _beacon: socket.socket | None = None
-    #: The time of the last sign of life to the nodes (``time.monotonic``).
+    #: When a sign of life was last sent to the nodes (``time.monotonic``).
     _said: float = 0.0
     #: When each process of rank 0 was first found stopped.
     _stopped_since: dict[int, float] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class NodeWatch:
         return address, port
 
     def end(self) -> list[NodeProcess]:
-        """Close the port, forget the nodes, and return them."""
+        """Close the port, remove all nodes from this object, and return them."""
         if self._beacon is not None:
             self._beacon.close()
             self._beacon = None

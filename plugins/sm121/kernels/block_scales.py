@@ -158,7 +158,7 @@ def of_first_matrix(
     for group in _token_groups(ids, weights):
         tokens = group.tokens
         moved = Moved.of(arguments, group.expert, tokens, roundings=roundings, **swiglu)
-        # The row of the one in w2 is the output to which the activation is copied.
+        # The row of w2 that contains the 1 is the output to which the activation is copied.
         read_in = moe.expert_matrix(w2, group.expert).argmax(0)
         observed = error[tokens][:, read_in] / weights[tokens, group.rank, None].double()
         sides = torch.stack([moved.shares(observed, factor) for factor in WRONG])

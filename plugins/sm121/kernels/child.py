@@ -111,7 +111,8 @@ class Child:
         try:
             _write(process, (question, *arguments))
             line = self._read_line(process, within_s)
-        except BaseException:  # also the test's timeout: nobody would read the answer
+        # This includes the test's timeout, after which nobody reads the answer.
+        except BaseException:
             self.close()
             raise
         answer = json.loads(line)
@@ -151,7 +152,7 @@ class Child:
                 stderr=errors,
                 # Waiting threads must not spin: that stalled the oracles of two parallel runs.
                 env={"OMP_WAIT_POLICY": "PASSIVE", **self.environment},
-                start_new_session=True,  # Ctrl-C is the parent's to handle
+                start_new_session=True,  # The parent handles Ctrl-C.
             )
         except OSError as error:
             errors.close()

@@ -42,11 +42,11 @@ STEADY_LOOK = 20
 _LOOKS = (FIRST_LOOK, STEADY_LOOK, 27, 38, 53, 74, 104)
 #: Factor between the numbers of rounds at further looks.
 _GROWTH = 1.4
-#: (rounds, fraction): with fewer rounds, a rate passes only if it exceeds the threshold by more
-#: than the fraction. The first row is for one answer in five at half speed, the others for a server
-#: with two states 4 % apart.
+#: Rows of (rounds, fraction): with fewer than that number of rounds, a rate passes only if it
+#: exceeds the threshold by more than the fraction. The first row is computed for a server whose
+#: rate is halved in one answer of five, the others for a server with two states 4 % apart.
 _UNSEEN_TO_PASS = ((STEADY_LOOK, 0.20), (38, 0.015), (53, 0.010), (74, 0.006))
-#: The same for a FAIL, where a late decision matters less.
+#: The same for a FAIL, which matters less if it comes late.
 _UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
 #: The fraction for more rounds than in the last row.
 _UNSEEN_AT_LAST = 0.003
@@ -54,15 +54,15 @@ _UNSEEN_AT_LAST = 0.003
 _FEWEST_INDEPENDENT = 2.0
 #: Minimum degrees of freedom of Student's t.
 _FEWEST_DEGREES = 3.0
-#: Maximum assumed correlation of neighbouring rounds.
+#: Maximum assumed correlation of consecutive rounds.
 _MOST_CORRELATED = 0.95
-#: Standard errors from which a correlation is significant (one-sided, 5 %).
+#: A correlation is significant from this many standard errors on (one-sided, 5 %).
 _SIGNIFICANT = 1.645
 #: A significant correlation is raised by this many standard errors, to be conservative.
 _HIGHER = 0.7
 #: Lengths of the groups of last rounds whose mean must not be on the other side of the threshold.
 _ENDS = (1, 2, 3, 5, 8, 13)
-#: Standard errors by which such a mean may be on the other side by chance.
+#: If such a mean is on the other side by at most this many standard errors, that may be chance.
 _BY_CHANCE = 2.5
 #: Minimum relative spread: a spread of 0 only shows the clock's resolution.
 RESOLUTION = 1e-4
@@ -131,7 +131,7 @@ def looks(maximum_rounds: int) -> tuple[int, ...]:
         planned.append(round(planned[-1] * _GROWTH))
     earlier = [rounds for rounds in planned if rounds < maximum_rounds]
     if earlier and maximum_rounds < earlier[-1] * 1.15:
-        earlier.pop()  # a look shortly before the last would only reduce the other looks' error
+        earlier.pop()  # So late a look would only reduce the error probability of the others.
     return (*earlier, maximum_rounds)
 
 
@@ -216,7 +216,7 @@ def over_time(rates: Sequence[float]) -> float:
 
 
 def effective_samples(values: Floats) -> float:
-    """Return the effective sample size of rounds, from the correlation of neighbouring rounds.
+    """Return the effective sample size of rounds, from the correlation of consecutive rounds.
 
     Args:
         values: The rounds in their order.
@@ -306,7 +306,7 @@ def _side(
 
 
 def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
-    """Return the first length of `_ENDS` whose last rounds are on the other side; None if none."""
+    """Return the first length of `_ENDS` whose rounds have a mean on the other side, or None."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
     spread = max(spread, RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
@@ -381,8 +381,8 @@ def decide_tail(
     values = np.sort(np.asarray(samples, dtype=np.float64))
     count = len(values)
     over = int((values > gate.at_most).sum())
-    # The probability of at most `over` if the quantile were beyond the bound, and of at least
-    # `over` if it were within.
+    # The probability of at most `over` requests beyond the bound if the quantile were beyond it,
+    # and of at least `over` if the quantile were within it.
     risk_of_pass = binomial_cdf(over, count, 1.0 - fraction)
     risk_of_fail = 1.0 - binomial_cdf(over - 1, count, 1.0 - fraction)
     interval = statistics.estimate_quantile(samples, fraction)

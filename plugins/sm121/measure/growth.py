@@ -170,7 +170,7 @@ class _Slope:
 
 
 def _slope(x: Floats, y: Floats) -> _Slope:
-    from scipy import stats  # takes a second, which readers of reports need not spend
+    from scipy import stats  # The import takes a second, which readers of reports need not spend.
 
     if np.ptp(y) == 0 or np.ptp(x) == 0:
         return _Slope(0.0, 0.0, 0.0)  # some releases of scipy return NaN for constants

@@ -25,7 +25,8 @@ _ASCII = 94
 _WORDS = 4000
 #: Maximum number of attempts to make a text of an exact length.
 _ATTEMPTS = 4
-#: Number of tokens at the beginning of a text that stay if it is shortened: they make it unique.
+#: Number of tokens at the beginning of a text that are kept if it is shortened, because they make
+#: it unique.
 _HEAD = 4
 _FILE = files("sm121.fixtures") / "texts.toml"
 #: The fixed texts, by name.

@@ -16,11 +16,12 @@ from sm121.measure.validity import Findings, tokens_of
 _DELIVERY_S = 0.002
 #: Maximum fraction of rounds with too few tokens left after those that came together.
 _BUNCHED_SHARE = 0.25
-#: After a first chunk without text, a pause is suspicious if it is longer than this many gaps
+#: A pause after a first chunk without text is suspicious if it is longer than this many gaps plus
+#: `_PAUSE_SHARE` of the time to the first chunk.
 _PAUSE = 3.0
-#: plus this fraction of the time to the first chunk,
+#: See `_PAUSE`.
 _PAUSE_SHARE = 0.1
-#: in answers of at least this many chunks.
+#: Minimum number of chunks in an answer for judging such a pause.
 _GAPS = 4
 #: Differences of up to this many standard errors of a median count as noise.
 _NOISE = 3.0

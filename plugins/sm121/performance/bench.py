@@ -51,7 +51,8 @@ class Bench:
     recorded: dict[str, tuple[Metric, MeasuredCell]] = field(default_factory=dict)
     #: Compares the texts of timed answers with untimed ones; None: they are not compared.
     texts: TimedTexts | None = None
-    #: Returns the profile's known answers that the server no longer gives, and what it answers.
+    #: Returns the profile's known answers that the server no longer gives, each with the actual
+    #: answer.
     forgotten: Callable[[], dict[str, str]] = dict
     _latest: MeasuredCell | None = None
     _is_closed: bool = False
@@ -92,7 +93,7 @@ class Bench:
             natural=drafts(run, server),
             compiled=CompileWatch(server.log, server.reader, run.servers.follow_log).new,
         ) as measured:
-            if measured.prompts.natural:  # another plan than one of random tokens
+            if measured.prompts.natural:  # Their plan differs from the one of random tokens.
                 workload = dict(run.record.file.environment.get("workload") or {})
                 workload["texts"] = list(measured.prompts.texts)
                 run.record.emit(EnvironmentNoted("workload", workload))
@@ -103,7 +104,7 @@ class Bench:
             unknown_before = exam.unknown(server.endpoint, facts)
 
             def off_path() -> list[Invalidity]:
-                if path.invalid:  # counted against every number already
+                if path.invalid:  # This already makes every number invalid.
                     return []
                 return _check_path(run, server).invalid
 
@@ -156,7 +157,7 @@ class Bench:
     def last_look(self, recorder: Recorder, *, unless_latest: bool = False) -> None:
         """Measure the passed metrics and the first depth again, and decide on all rounds together.
 
-        A server that became slower meanwhile then has no rate that passes. Metrics that did not
+        If the server became slower in the meantime, none of its rates passes. Metrics that did not
         pass are not measured again, nor is anything at a second call.
 
         Args:

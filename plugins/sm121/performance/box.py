@@ -84,9 +84,9 @@ class RunBox:
             self.run.record.unproven(f"box and roofline: {reason}")
 
     def begin(self) -> None:
-        """Note that a measurement begins.
+        """Record that a measurement begins.
 
-        After a crash the machine may be unfit for what is measured later: it is read before.
+        After a crash, the machine may be unfit for later measurements, so it is read again first.
         """
         self.unread = True
         if self.run.servers.crashed > self._crashed:
@@ -183,7 +183,7 @@ class RunBox:
         report = earlier.model_copy()
         refuted = self._report_on(report, self.before)
         if earlier.state == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
-            # It recovered, but was unfit while something was measured.
+            # The machine recovered, but was unfit during a part of the measurements.
             report.state = earlier.state
             report.reason = earlier.reason
             report.remedy = earlier.remedy

@@ -170,7 +170,7 @@ class PerformanceChecks:
             )
         )
         if findings.invalid:
-            return  # measured on a busy machine: the rate is not judged
+            return  # The number was measured on a busy machine, so the rate is not judged.
         rate = min(median(samples), max(samples[::2]), max(samples[1::2]))
         decoding = median(beside)
         text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
@@ -211,7 +211,9 @@ class PerformanceChecks:
             answer = server.sender.run([request], patience=server.patience).answers[0]
             tokens = answer.completion_tokens or 0
             after = counters.fetch_settled(server.endpoint, before, tokens)
-            if answers or number > 1:  # the first two chats are the first of their shape
+            # The first two chats are not checked, because the server may compile kernels for their
+            # shape.
+            if answers or number > 1:
                 validity.check_compiled(server.compiled(), findings)
             validity.check_chat(answer, before, after, findings)
             if answer.ok and tokens >= chats.at_least:

@@ -185,7 +185,7 @@ class Recorder:
         decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
         if own_gate is not None and decision.verdict is Verdict.FAIL:
             own, measurement = gate.decide_measurement(measurement, own_gate, more, bound)
-            # On all rounds: the second gate may have needed more of them.
+            # Use all rounds, because the second gate may have needed more rounds than the first.
             rounds = measurement.rounds
             decision, _ = gate.decide_measurement(measurement, threshold, None, rounds)
         earlier = self._earlier(measurement.name)

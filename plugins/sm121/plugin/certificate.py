@@ -60,7 +60,8 @@ def show_removed_variables(config: pytest.Config) -> None:
     """Show which variables of the caller do not reach a certified run.
 
     Args:
-        config: pytest's. The run is open: a refused one shows its refusal alone.
+        config: The configuration of pytest. The run is open, since a refused run prints only its
+            refusal.
     """
     names = os.environ.get(certified_run.REMOVED, "").split()
     if config.getoption("--certify") and names:

@@ -22,7 +22,8 @@ from sm121.session.plan_choice import PlanChoice, Reason
 
 #: Options whose empty value means the same as no option.
 _MAY_BE_EMPTY = ("--api-key",)
-#: How pytest begins a refusal of a node id; its second line has the collectors.
+#: The beginning of pytest's refusal of a node id. The second line of the refusal lists the
+#: collectors.
 _NO_SUCH_TEST = "not found: "
 #: The markers that are not levels. The plugin or a test sets them.
 _MARKERS = (
@@ -204,12 +205,12 @@ def _is_of_the_suite(config: pytest.Config) -> bool:
 
 
 def in_one_line(config: pytest.Config, refusal: pytest.UsageError) -> pytest.UsageError:
-    """Return a refusal of wrong node ids in one line: pytest writes its collectors, too.
+    """Return pytest's refusal of wrong node ids as one line, without the list of collectors.
 
-    Other projects have pytest's own text.
+    In other projects than the suite, the refusal remains pytest's own text.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         refusal: The refusal of a collection.
 
     Returns:

@@ -275,7 +275,8 @@ def stress(
     """The server under load (see `Stress`); the same object as long as the server runs."""
     current = pytestconfig.stash.get(_STRESS, None)
     if current is None or current.server is not server:
-        from sm121.stress import level  # aiohttp: a fifth of a second of every other run
+        # This imports aiohttp, which takes a fifth of a second in runs that do not need it.
+        from sm121.stress import level
 
         end_load(pytestconfig)
         current = _Loaded(server, level.Stress(conformance.run, server, capabilities))

@@ -64,7 +64,7 @@ class KernelPaths:
             return
         self._under_test = server
         path = self.of(server)
-        if server.configuration is not None:  # a first start saves a set that was not there before
+        if server.configuration is not None:  # A first start may add a set of tuned kernels.
             variables = self.configurations.environment(server.configuration)
             self.record.emit(EnvironmentNoted("autotune", environment.autotune_sets(variables)))
         shown = EngineShown.of(
@@ -208,7 +208,8 @@ class KernelPaths:
         attached = (
             self.servers.attached.endpoint.base_url if self.servers.attached is not None else None
         )
-        if attached is not None and server.endpoint.base_url != attached:  # a side of --ab
+        # This is one of the two servers of --ab.
+        if attached is not None and server.endpoint.base_url != attached:
             return server.endpoint.page("/metrics")
         file = metrics_file(self.record.directory, server.log if server.managed else None)
         if not file.exists():

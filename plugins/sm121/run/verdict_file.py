@@ -244,7 +244,7 @@ class AgainstReport(Record):
     engine: str
     no_worse: bool = False
     new: list[str] = Field(default_factory=list)
-    """Failures here of tests that passed there, or did not exist there."""
+    """Failures of tests that passed in the trusted run, or that it did not have."""
     changed: list[str] = Field(default_factory=list)
     """Failures in both runs, in different ways."""
     known: list[str] = Field(default_factory=list)
@@ -252,15 +252,15 @@ class AgainstReport(Record):
     listed: list[str] = Field(default_factory=list)
     """New failures of a severity that the profile tolerates."""
     mended: list[str] = Field(default_factory=list)
-    """Failures there of tests that pass here."""
+    """Tests that failed in the trusted run and pass in this one."""
     missing: list[str] = Field(default_factory=list)
-    """Tests that ran there, and were selected here but did not run."""
+    """Tests of the trusted run that were selected in this run but did not run."""
     not_asked: list[str] = Field(default_factory=list)
-    """Levels that ran there, and of which no test was selected here."""
+    """Levels of the trusted run of which no test was selected in this run."""
     path: list[str] = Field(default_factory=list)
     """Differences of the kernel path that no request explains."""
     path_told: list[str] = Field(default_factory=list)
-    """Differences of the kernel path that were requested, or that the other log did not show."""
+    """Differences of the kernel path that were requested, or that the trusted log did not show."""
     differs: list[str] = Field(default_factory=list)
     """Other differences in the requests, or in versions."""
     worse: list[str] = Field(default_factory=list)
@@ -270,10 +270,10 @@ class AgainstReport(Record):
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
     rates_not_judged: str | None = None
-    """Why no rate and no time was compared: the box of the trusted run was DEGRADED; null if they
-    were compared."""
+    """Why no rate and no time was compared (the machine of the trusted run was DEGRADED); null if
+    they were compared."""
     trade: str = ""
-    """How much faster it is, and the cost of its rounding; empty unless both were measured."""
+    """How much faster this run is, and the cost of its rounding; empty unless both are measured."""
     measured: dict[str, MetricReport] = Field(default_factory=dict)
     """The metrics of the trusted run that both runs measured."""
 

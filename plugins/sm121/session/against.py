@@ -361,6 +361,6 @@ def _engine(run: VerdictFile) -> str:
 
 
 def _asked_before(run: VerdictFile) -> set[str]:
-    """Return the levels before the performance level of which a test ran."""
+    """Return the levels that come before the performance level and of which a test ran."""
     levels = LEVELS[: LEVELS.index("performance")]
     return {test.level for test in run.tests if test.executed}.intersection(levels)

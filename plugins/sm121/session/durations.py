@@ -71,7 +71,7 @@ class ProfileBounds(DataTable):
 
 
 class Quoted(DataTable):
-    """A duration that documents quote: of this row, or of a plan."""
+    """A duration that documents quote: the one in this row, or that of a plan."""
 
     id: str
     #: A paragraph that quotes the duration contains one of these texts.

@@ -19,9 +19,9 @@ _NO_MEMORY_AT_START = (
 
 @dataclass(frozen=True)
 class KernelBefore:
-    """The begin of a run: later messages of the Linux kernel may be about the run."""
+    """The beginning of a run. Later messages of the Linux kernel may concern the run."""
 
-    #: By ``time.monotonic``.
+    #: The time, by ``time.monotonic``.
     at: float = field(default_factory=time.monotonic)
     #: The control group's memory events so far.
     cgroup: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)

@@ -94,15 +94,15 @@ def prepare(
         selected: What is known about the tests; None without any.
         say: Shows a line of progress.
         verbose: Whether remarks are shown at once, too.
-        resume: Whether the run of the directory goes on. The caller sets the `log` of its events.
+        resume: Whether the directory's run is continued. The caller sets the `log` of its events.
         again: See `CrashDesk`.
 
     Returns:
         The session, which has started nothing.
 
     Raises:
-        UsageError: The choices contradict each other, no server answers, or the directory is
-            somebody else's.
+        UsageError: The choices contradict each other, no server answers, or the directory is not a
+            report directory or is in use.
     """
     chosen = chosen or targets.resolve(settings, ())
     followed = _follow(settings) if chosen.obstacle is None else None
@@ -137,7 +137,7 @@ def prepare(
 
 
 def _begin(session: Session, opened: Opened, collected: Collected) -> None:
-    """Record that the run begins, and look at its engine."""
+    """Record that the run begins; then attach to the server, or prepare to start servers."""
     session.run.record.emit(opened)
     session.run.record.emit(collected)
     _remark_on(session)
@@ -234,7 +234,7 @@ def _look_at_engine(
 
 
 def refuse_attached(settings: Settings, chosen: Target) -> None:
-    """Refuse a server that is not there, or is not the one that was asked for. Open nothing.
+    """Refuse an attached server that does not answer, or is not the requested one. Open no run.
 
     Args:
         settings: The settings of the run; nothing happens without ``--base-url``.
@@ -268,8 +268,9 @@ def _take_directory(
     directory = report_directory.take(settings.report_dir, worker.run)
     folder = directory.path / stored_run.WORKERS / worker.id
     folder.mkdir(parents=True)
-    settings = dataclasses.replace(settings, report_dir=folder)  # this worker's own folder
-    # The first process of the run says where the earlier report is.
+    # The folder belongs to this worker only.
+    settings = dataclasses.replace(settings, report_dir=folder)
+    # Only the first process of the run shows where the earlier report was moved to.
     mine = dataclasses.replace(directory, earlier=None)
     return settings, f"{run_id}-{worker.id}", mine
 

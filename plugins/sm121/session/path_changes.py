@@ -115,7 +115,8 @@ def unlike(one: VerdictFile, other: VerdictFile) -> str | None:
         ("profile", one.profile, other.profile),
         ("model's digest", before.model, after.model),
     ]
-    if one.engine.managed and other.engine.managed:  # else it is recognised later
+    # An attached server's engine is recognised later.
+    if one.engine.managed and other.engine.managed:
         pairs.append(("engine", one.engine.name, other.engine.name))
     if before.plan not in (FULL, after.plan):
         pairs.append(("plan", before.plan, after.plan))

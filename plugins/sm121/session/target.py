@@ -454,8 +454,8 @@ def start_environment(
     """Return the environment variables of a start. Later sources replace earlier ones.
 
     Args:
-        settings: The settings of the run: the user's variables are the last layer.
-        chosen: The profile in force: its variables are behind those of this process.
+        settings: The settings of the run: the user's variables replace all others.
+        chosen: The profile of the run: its variables replace those of this process.
         configured: The variables of a configuration, before the user's.
     """
     layers = (chosen.engine.environment, configured or {}, dict(settings.engine.environment))

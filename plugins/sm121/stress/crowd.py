@@ -135,17 +135,17 @@ class Crowd:
     _changed_kinds: set[str] = field(default_factory=set)
 
     def jobs(self, count: int, *, often: bool = False) -> list[Job]:
-        """Return the requests of a crowd: all kinds in turn, and requests for samples between them.
+        """Return the requests of a crowd: all kinds in turn, with one-token samples between them.
 
-        Neighbours have different prompts.
+        Consecutive requests have different prompts.
 
         Args:
             count: The number of requests without the samples.
-            often: Whether the crowd is repeated often. Then requests are omitted whose check may
-                fail by chance, or only compares texts.
+            often: Whether the crowd is repeated often. If so, two kinds of requests are left out:
+                those whose check may fail by chance, and those of which only texts are compared.
 
         Raises:
-            UnderLoad: A request that is sent alone is not answered.
+            UnderLoad: A request got no answer even when it was sent alone.
             NotRun: The server refuses all kinds.
         """
         turns = self._turns
@@ -221,7 +221,7 @@ class Crowd:
 
     @functools.cached_property
     def _turns(self) -> list[Job]:
-        """The different requests, all kinds in turn; neighbours have different prompts."""
+        """The different requests, all kinds in turn; the prompt changes from each to the next."""
         shifted: list[list[Job]] = []
         for kind, make in self._kinds().items():
             group = self._with_alone(kind, make)
