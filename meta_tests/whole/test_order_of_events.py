@@ -144,10 +144,19 @@ def test_every_hook_is_implemented_once_and_in_one_module():
 # A signal ends a run at any place in the code.
 
 
+class Interruptible:
+    """What the reaction to a signal uses of a session."""
+
+    interrupted = False
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+
 @pytest.fixture
 def signals():
     """A session's reaction to SIGINT."""
-    signals = Signals(SimpleNamespace(interrupted=False))
+    signals = Signals(Interruptible())
     yield signals
     signals.restore()
 
