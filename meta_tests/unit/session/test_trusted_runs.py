@@ -185,17 +185,33 @@ def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
 def test_a_worse_run_can_be_trusted_with_anew(tmp_path):
     for n in range(3):
         trusted_runs.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
-    folder = stored(a_run(*TESTS, rate=45.0), tmp_path / "slower", 45.0)
-    trusted_runs.trust(folder, tmp_path)
-    with pytest.raises(UsageError, match=r"not kept yet, it is .*0004"):
+    with pytest.raises(UsageError, match=r"not kept yet, it is .*0003"):
+        trusted_runs.trust(tmp_path / "2", tmp_path)
+    folder = stored(a_run(*TESTS, rate=30.0), tmp_path / "slower", 30.0)
+    with pytest.raises(UsageError, match=r"got tg32@d0.* worse.*sm121 trust --anew .*slower"):
         trusted_runs.trust(folder, tmp_path)
-    run, _ = held(a_run(*TESTS, rate=45.0), trusted_runs.load("trusted", tmp_path), rate=45.0)
+    run, _ = held(a_run(*TESTS, rate=30.0), trusted_runs.load("trusted", tmp_path), rate=30.0)
     assert run.verdict is not Verdict.PASS, "by itself no trusted run makes slower ones good"
     copy_of_run, *_ = trusted_runs.trust(folder, tmp_path, anew=True)
     trusted = trusted_runs.load("trusted", tmp_path)
     assert len(trusted.runs) == 1 and copy_of_run.stat().st_mode & 0o755 == 0o755
-    run, facts = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
+    run, facts = held(a_run(*TESTS, rate=30.0), trusted, rate=30.0)
     assert not facts and run.verdict is Verdict.PASS
+
+
+def test_trust_refuses_a_newly_failed_gate(tmp_path):
+    """A gate that failed in the trusted run too is known."""
+    red = a_run(*TESTS)
+    red.metrics["tg32@d0"].verdict = Verdict.FAIL
+    red.judge()
+    trusted_runs.trust(stored(a_run(*TESTS, seed=2), tmp_path / "good", seed=2), tmp_path)
+    folder = stored(red, tmp_path / "red")
+    with pytest.raises(UsageError, match="got tg32@d0, which failed its gate"):
+        trusted_runs.trust(folder, tmp_path)
+    trusted_runs.trust(folder, tmp_path, anew=True)
+    again = red.model_copy(update={"started": "2026-11-24T08:00:00+00:00"})
+    trusted_runs.trust(stored(again, tmp_path / "again"), tmp_path)
+    assert len(trusted_runs.load("trusted", tmp_path).runs) == 2
 
 
 def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):

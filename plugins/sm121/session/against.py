@@ -31,13 +31,11 @@ from sm121.run.verdict_file import (
     VerdictFile,
 )
 from sm121.session import path_changes
-from sm121.session.trusted_runs import Trusted
+from sm121.session.trusted_runs import PEAK, Trusted
 
 #: The words for the trusted run in a change.
 THE_TRUSTED = "the trusted run"
 _LEVEL = "regression"
-#: The peak memory of a server. It depends on the requests before it was read.
-_PEAK = "memory_peak_gib"
 #: The fields of a fingerprint whose differences are not listed. The machine is judged separately,
 #: and the trusted run of each run differs anyway.
 _NOT_LISTED = ("machine", "against")
@@ -210,7 +208,7 @@ class _Judge:
         same: dict[str, StoredMetric] = {}
         for name, now in self._metrics.items():
             there = self._trusted.metrics.get(name)
-            if name == _PEAK and _asked_before(self._run) != _asked_before(self._before):
+            if name == PEAK and _asked_before(self._run) != _asked_before(self._before):
                 self._report.unjudged.append(name)
             elif there is None or there.kind == now.kind:
                 same[name] = now

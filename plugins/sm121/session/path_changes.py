@@ -108,6 +108,26 @@ def unlike(one: VerdictFile, other: VerdictFile) -> str | None:
     Returns:
         ``NAME (VALUE, now VALUE)``; None for runs that can be compared.
     """
+    why = other_target(one, other)
+    if why is not None:
+        return why
+    before = one.fingerprint or Fingerprint()
+    after = other.fingerprint or Fingerprint()
+    if before.plan in (FULL, after.plan):
+        return None
+    return f"plan ({before.plan}, now {after.plan})"
+
+
+def other_target(one: VerdictFile, other: VerdictFile) -> str | None:
+    """Return the first difference of architecture, profile, model and engine of two runs.
+
+    Args:
+        one: The earlier run.
+        other: The later run.
+
+    Returns:
+        ``NAME (VALUE, now VALUE)``; None if both runs have the same target.
+    """
     before = one.fingerprint or Fingerprint()
     after = other.fingerprint or Fingerprint()
     pairs = [
@@ -118,8 +138,6 @@ def unlike(one: VerdictFile, other: VerdictFile) -> str | None:
     # An attached server's engine is recognised later.
     if one.engine.managed and other.engine.managed:
         pairs.append(("engine", one.engine.name, other.engine.name))
-    if before.plan not in (FULL, after.plan):
-        pairs.append(("plan", before.plan, after.plan))
     for name, value, now in pairs:
         if value != now:
             return f"{name} ({value}, now {now})"

@@ -11,14 +11,20 @@ from pathlib import Path
 from sm121.core import digest
 from sm121.core.errors import UsageError
 from sm121.core.unmet import alike, same_kind
+from sm121.core.verdict import Verdict
+from sm121.machine import this_machine
+from sm121.regression import metric_levels, trend
 from sm121.run import details, stored_run, verdict_file
+from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import path_changes
-from sm121.session.path_changes import unlike
+from sm121.session.path_changes import other_target, unlike
 
 #: The value of ``--against`` that stands for the newest run of ``sm121 trust``.
 TRUSTED = "trusted"
+#: The peak memory of a server. It depends on the requests before it was read.
+PEAK = "memory_peak_gib"
 _FOLDER = "trusted"
 #: A file in the folder of a trusted run. Earlier trusted runs then no longer count.
 _ANEW = "anew"
@@ -145,7 +151,8 @@ def trust(
         fewer than the last trusted run.
 
     Raises:
-        UsageError: The run cannot be trusted, or it is already stored.
+        UsageError: The run cannot be trusted, or it is already stored. Or, without `anew`, it is
+            worse than the trusted runs.
     """
     report = stored_run.folder_of(report)
     run = _read(report)
@@ -155,9 +162,13 @@ def trust(
     narrower: list[str] = []
     if before:
         try:
-            narrower = _narrower(run, _read(before[-1]))
+            trusted = load(TRUSTED, storage)
         except UsageError as error:
             narrower = [f"unreadable results ({error})"]
+        else:
+            narrower = _narrower(run, trusted.newest)
+            if not anew:
+                _refuse_worse(report, run, trusted)
     return _store(report, storage / _FOLDER, anew=anew), run.file, narrower
 
 
@@ -167,6 +178,52 @@ def _refuse_kept(report: Path, kept: list[Path]) -> None:
     for folder in kept:
         if (folder / verdict_file.NAME).read_bytes() == content:
             raise UsageError(f"{report}: expected a run that is not kept yet, it is {folder}")
+
+
+def _refuse_worse(report: Path, run: StoredRun, trusted: Trusted) -> None:
+    """Raise UsageError if a metric is worse than in the trusted runs, or newly fails its gate."""
+    if other_target(trusted.newest.file, run.file) is not None:
+        return
+    judged = run.file.against
+    if judged is not None and judged.no_worse and judged.run == trusted.name:
+        return  # the run was compared with the limits of its own profile, and passed
+    worse = [*_slower(run, trusted), *_failed_gates(run, trusted)]
+    if worse:
+        more = f" (and {len(worse) - 1} more)" if len(worse) > 1 else ""
+        raise UsageError(
+            f"{report}: expected a run that is not worse than the trusted run {trusted.name}, got "
+            f"{worse[0]}{more}. To accept the loss: sm121 trust --anew {report}"
+        )
+
+
+def _slower(run: StoredRun, trusted: Trusted) -> list[str]:
+    """Return a line for each metric that fails by the rules of ``--against``."""
+    from sm121.report import comparison  # only `sm121 trust` needs it, no run of the tests
+
+    before = trusted.newest.file.fingerprint or Fingerprint()
+    now = run.file.fingerprint or Fingerprint()
+    if this_machine.differences(before.machine, now.machine):
+        return []
+    same: dict[str, StoredMetric] = {}
+    for name, metric in run.metrics.items():
+        there = trusted.metrics.get(name)
+        if name != PEAK and there is not None and there.kind == metric.kind:
+            same[name] = metric
+    limits = comparison.limits_of(run.file.profile)
+    changes = trend.compare(same, trusted.runs, limits)
+    changes += metric_levels.find_falls(same, trusted.runs, limits)
+    return [change.text for change in changes if change.verdict is Verdict.FAIL]
+
+
+def _failed_gates(run: StoredRun, trusted: Trusted) -> list[str]:
+    """Return a line for each metric that fails a gate which it did not fail in the trusted run."""
+    lines = []
+    for name, metric in run.file.metrics.items():
+        before = trusted.newest.file.metrics.get(name)
+        failed_before = before is not None and before.verdict is Verdict.FAIL
+        if metric.verdict is Verdict.FAIL and not failed_before:
+            lines.append(f"{name}, which failed its gate")
+    return lines
 
 
 def _narrower(run: StoredRun, last: StoredRun) -> list[str]:
