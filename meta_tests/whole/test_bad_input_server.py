@@ -68,12 +68,12 @@ pytestmark = pytest.mark.timeout(120)
         ),
         pytest.param(
             ("--launcher", "nnodes"),
-            ("--launcher: expected a --profile of nodes",),
+            ("--launcher: expected a --profile with nodes",),
             id="a launcher of one node",
         ),
         pytest.param(
             ("--profile", "cpu-tiny-gpt-oss", "--node-command", "python3"),
-            ("--node-command: expected a --profile of nodes",),
+            ("--node-command: expected a --profile with nodes",),
             id="a node command of one node",
         ),
         pytest.param(
@@ -107,7 +107,7 @@ pytestmark = pytest.mark.timeout(120)
                 "--node-command",
                 "python3",
             ),
-            ("--node-command: expected 1, one of each other node; got 2",),
+            ("--node-command: expected 1, one for each node other than this one; got 2",),
             id="two commands for one node",
         ),
         pytest.param(

@@ -271,7 +271,7 @@ CASES = [
         name="a fast B answers noise",
         fault=_answers(False),
         clean=_answers(True),
-        expected="which A knew at its first visit",
+        expected="which A answered correctly at its first visit",
     ),
     Case(
         item="10 B that ran something else",

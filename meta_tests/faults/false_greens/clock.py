@@ -124,7 +124,7 @@ CASES = [
         "the decode time of the metrics stands still",
         "--trap",
         "decode-time-stands",
-        expected="decode time went on by 0 s",
+        expected="decode time grew by 0 s",
     ),
     _unsaid(
         "the metrics vanish in the middle", "--metrics-until", "4", expected="counters_vanished"

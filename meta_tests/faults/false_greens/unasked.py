@@ -280,14 +280,14 @@ CASES = [
         name="junk is drafted where three or more run",
         fault=accepted(0.8, 0.8, 0.0),
         clean=accepted(0.8),
-        expected="counts at once",
+        expected="answers at the same time",
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",
         name="from two on one draft of four is accepted",
         fault=accepted(0.8, 0.2),
         clean=accepted(0.8),
-        expected="counts at once",
+        expected="answers at the same time",
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",
@@ -296,7 +296,7 @@ CASES = [
             0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7
         ),
         clean=accepted(0.8),
-        expected="counts at once",
+        expected="answers at the same time",
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",

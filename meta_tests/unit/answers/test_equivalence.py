@@ -182,7 +182,9 @@ def test_too_many_different_tokens_fail():
     judged = [at(2, 0.46, t7=0.45)] * 20
     fork = at(7, 0.46, t2=0.45)
     outcome = agreement.judge(judged, [fork], NOISY, lambda _tokens: [fork] * 20)
-    assert outcome.disagreement is not None and "choose differently" in str(outcome.disagreement)
+    assert outcome.disagreement is not None and "choose different tokens" in str(
+        outcome.disagreement
+    )
 
 
 def test_divergence_is_zero_for_equal_and_grows_with_the_difference():

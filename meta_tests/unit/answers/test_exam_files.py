@@ -62,7 +62,7 @@ def test_a_line_ends_where_json_says(tmp_path):
         ),
         pytest.param(
             (OWN[0], '{"id": "a", "turns": [{"user": "?"}]}'),
-            "expected right, calls or content in the last one",
+            "expected the field right, calls or content in the last turn",
             id="nothing is judged",
         ),
         pytest.param(

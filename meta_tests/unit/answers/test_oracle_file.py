@@ -221,7 +221,12 @@ def position(token: int, value: float, **top: float) -> Position:
         pytest.param(
             ((7, -0.3, {"t9": -0.9}), (8, -0.1, {})), "largest difference", None, id="a wrong value"
         ),
-        pytest.param(((7, -0.3, {"t4": -0.5}),), "of token 4 at most -", None, id="a wrong other"),
+        pytest.param(
+            ((7, -0.3, {"t4": -0.5}),),
+            "a log-probability of token 4 of at most -",
+            None,
+            id="a wrong other",
+        ),
     ],
 )
 def test_a_generated_answer_is_held_to_the_oracles_own(positions, wrong, judged):

@@ -111,7 +111,7 @@ def test_a_known_deviation_is_excused_until_it_is_mended(name):
     for version in (*later, None, "0.11.0"):
         problem = judged(case(name), deviation, WELL, version=version)
         assert problem is not None and problem.fails == (version not in later), version
-        assert problem.fails or "known of vLLM" in problem.fact.about, version
+        assert problem.fails or "a known deviation of vLLM" in problem.fact.about, version
 
 
 def test_a_deviation_that_is_mended_asks_to_be_removed():
@@ -128,9 +128,13 @@ def test_a_deviation_that_is_mended_asks_to_be_removed():
         return lines
 
     (remark,) = remarks("wrong-key", answer(401, ERROR))
-    assert "0.40.0 does not show it: close the range in fixtures/engines/vllm.toml" in remark
+    assert (
+        "0.40.0 does not show it: end the range of versions in fixtures/engines/vllm.toml" in remark
+    )
     assert remarks("wrong-key", answer(401, {"error": "Unauthorized"})) == []
-    assert len(symptoms) == 1 and "known of vLLM >=0.14:" in symptoms[0], "apart from the remarks"
+    assert len(symptoms) == 1 and "a known deviation of vLLM >=0.14:" in symptoms[0], (
+        "apart from the remarks"
+    )
     assert excused == [[], ["wrong-key: no_error_object"]], "what a trusted run is asked about"
     assert remarks("negative-max-tokens", answer(400, ERROR)) == []
     assert remarks("wrong-key", answer(401, ERROR), "0.11.0") == []
@@ -149,7 +153,7 @@ def test_a_case_fails_if_later_answers_are_wrong():
 
 
 def test_a_server_that_is_not_well_to_begin_with_is_not_judged():
-    with pytest.raises(AssertionError, match="before any bad one"):
+    with pytest.raises(AssertionError, match="before any invalid one"):
         cases.healthy(replying(answer(503, "dead"), version="0.32.0"))
 
 

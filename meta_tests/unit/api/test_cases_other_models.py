@@ -88,7 +88,7 @@ def test_a_banned_end_token_may_be_likelier_than_the_greedy_choice(engine, likel
     if passes:
         logprobs.greedy_is_the_likeliest(api, in_chats=False)
     else:
-        with pytest.raises(Unmet, match="another at 2"):
+        with pytest.raises(Unmet, match="another token at 2"):
             logprobs.greedy_is_the_likeliest(api, in_chats=False)
 
 

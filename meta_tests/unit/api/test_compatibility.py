@@ -31,7 +31,10 @@ FAULTS = {
     "a tool that there is not": (lambda call: ("get_status", *call[1:]), "got get_status"),
     "arguments cut off": (lambda call: (call[0], call[1][:-1], call[2]), "are not JSON"),
     "arguments in a fence": (lambda c: (c[0], f"```json\n{c[1]}\n```", c[2]), "are not JSON"),
-    "arguments by another schema": (lambda c: (c[0], '[{"city": 1}]', c[2]), "by its schema"),
+    "arguments by another schema": (
+        lambda c: (c[0], '[{"city": 1}]', c[2]),
+        "that match its schema",
+    ),
     "every third without": (lambda c: c if next(CALLS) % 3 else None, "pass@3: 12 of 12 right"),
     "no calls": (lambda _call: None, "a call of get_system_health, got none"),
     "no reasoning": (lambda call: (*call[:2], ""), "of 36 answers 36 are invalid"),

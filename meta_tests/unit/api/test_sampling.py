@@ -47,7 +47,7 @@ def test_a_seed_that_gives_its_text_again_is_right():
 
 
 def test_a_temperature_that_is_ignored_is_noticed():
-    with pytest.raises(Unmet, match="seeds that differ at temperature 2"):
+    with pytest.raises(Unmet, match="different texts for different seeds at temperature 2"):
         judge(Chats(lambda _seed: random.Random(1)))
 
 

@@ -54,7 +54,7 @@ def test_a_good_stream_is_as_published():
     [
         pytest.param(
             sse(CHUNKS, done=False),
-            "[DONE] is not once",
+            "[DONE]: expected once",
             id="no [DONE]",
         ),
         pytest.param(
@@ -62,7 +62,7 @@ def test_a_good_stream_is_as_published():
             "content type",
             id="another content type",
         ),
-        pytest.param(sse([]), "not one chunk", id="no chunk"),
+        pytest.param(sse([]), "no chunk", id="no chunk"),
         pytest.param(sse(chunks(1, 2, 3, 4, 5)), "no role", id="no role"),
         pytest.param(
             sse(chunks(0, 1, 2, 3, 5)),
@@ -76,7 +76,7 @@ def test_a_good_stream_is_as_published():
         ),
         pytest.param(
             sse(chunks(0, 4, 2, 5)),
-            "goes on with choice 0",
+            "continues choice 0",
             id="a choice goes on after its end",
         ),
         pytest.param(
@@ -86,7 +86,7 @@ def test_a_good_stream_is_as_published():
         ),
         pytest.param(
             sse(altered(CHUNKS, {"1.id": "other"})),
-            "one id",
+            "different values of id",
             id="two ids",
         ),
         pytest.param(
@@ -136,7 +136,7 @@ def test_merged_choices_are_kept_apart():
         ('data: {"b":', "not JSON"),
         pytest.param(
             'data: {"error": "x"}\n',
-            "[DONE] is not once",
+            "[DONE]: expected once",
             id="an error without a blank line",
         ),
         pytest.param("\n", "", id="a line end"),

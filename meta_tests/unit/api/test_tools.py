@@ -34,7 +34,7 @@ TOOL_CHECKS = (tools.called_every_time, tools.named, tools.required, tools.resul
 )
 def test_a_server_that_says_it_has_no_tool_parser_is_not_judged(check, engine, message):
     refusal = answer(400, {"error": {"message": message, "type": "x", "param": None, "code": 400}})
-    with pytest.raises(verdict.NotRun, match="reads tool calls when started with --"):
+    with pytest.raises(verdict.NotRun, match="parses tool calls if it is started with --"):
         ask_for_a_tool(refusal, check, engine)
 
 
@@ -45,7 +45,8 @@ def test_another_refusal_of_tools_is_a_failure():
 
 @pytest.mark.parametrize("check", TOOL_CHECKS)
 @pytest.mark.parametrize(
-    ("last", "reason"), [(harmony.CALL, "did not read it"), (harmony.RETURN, "no call at all")]
+    ("last", "reason"),
+    [(harmony.CALL, "did not parse it"), (harmony.RETURN, "the model called no tool")],
 )
 def test_unparsed_tool_calls_name_the_parser_arguments(check, last, reason):
     answered = chat({"role": "assistant", "content": None, "reasoning": "I call the tool."})

@@ -25,7 +25,7 @@ def test_a_cut_file_is_named(folder):
     path = folder / "model-00002-of-00003.safetensors"
     os.truncate(path, path.stat().st_size - 1)
     (fact,) = safetensors_header.read(folder).facts
-    assert (fact.about, fact.observed) == (path.name, "a file that is cut")
+    assert (fact.about, fact.observed) == (path.name, "a truncated file")
     assert "download it again" in fact.evidence
 
 

@@ -335,7 +335,7 @@ def test_known_bugs_are_shown_with_their_issue_and_close_the_range(fault_server,
         "another text, another bug"
     )
     assert run.verdict["verdict"] == "FAIL", "a known bug is a bug"
-    closed = [line for line in run.verdict["remarks"] if "close the range" in line]
+    closed = [line for line in run.verdict["remarks"] if "end the range" in line]
     assert not closed, "0.29 is not in a range whose test holds here"
 
 

@@ -100,5 +100,5 @@ def test_the_run_has_the_remark(run_pytest, fault_server):
     server = fault_server("unnamed")
     _, run = run_pytest(*server.options, "--arch", "cpu", "tests/test_smoke.py::test_health")
     (line,) = [line for line in run.verdict["remarks"] if line.startswith("model: ")]
-    assert "'my-model' alone, and it is judged as canary" in line
+    assert "'my-model', and it is judged as canary" in line
     assert [test["verdict"] for test in run.verdict["tests"]] == ["PASS"], run.output

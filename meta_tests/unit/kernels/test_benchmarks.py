@@ -165,7 +165,7 @@ def test_a_kernel_that_computes_something_else_is_invalid(timed):
     status, run = timed("wrong")
     assert status == 1, run.output
     assert only(run)["verdict"] == "INVALID"
-    assert "what was timed does not compute lm_head:" in only(run)["message"]
+    assert "the timed call does not compute lm_head:" in only(run)["message"]
     assert "slope of the error at most" in only(run)["message"]
 
 

@@ -244,7 +244,8 @@ def test_a_kernel_is_judged_only_by_its_own_provider(of_log):
     (kernel,) = of(run(path, judging("fused_moe", "vllm-triton")), "fused_moe")
     assert (kernel.judged, kernel.cases) == (False, 0)
     assert kernel.why == (
-        "vllm has the kernel that serves; vllm-triton was tested, but the server does not use it"
+        "vllm has the kernel that the server uses; vllm-triton was tested, "
+        "but the server does not use it"
     )
     (kernel,) = of(run(of_log(FLASHINFER, W4A8), judging("fused_moe", "vllm")), "fused_moe")
     assert kernel.judged is False

@@ -172,7 +172,7 @@ def test_readings_give_a_state(profile_of, before, after, load_during, state, wh
 
 
 OTHERS = "end the other work on this machine"
-LIMIT = "end what limits the GPU (nvidia-smi -q -d PERFORMANCE,POWER,CLOCK)"
+LIMIT = "remove the limit of the GPU (nvidia-smi -q -d PERFORMANCE,POWER,CLOCK)"
 UNPLUG = "unplug the machine for a minute"
 WAIT = "wait until `sm121 box` reports QUALIFIED"
 

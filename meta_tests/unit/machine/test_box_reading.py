@@ -218,12 +218,13 @@ def test_an_engine_that_still_spins_is_waited_for():
             (1, "DEGRADED  a stuck clock"),
             id="a stuck clock",
         ),
-        ("", 0, "no box was read there"),
-        ("usage: python", 4, "no box was read there"),
+        ("", 0, "the state of that machine could not be read"),
+        ("usage: python", 4, "the state of that machine could not be read"),
         pytest.param(
             mul("x", 99999),
             0,
-            "no box was read there: it ended with 0; last: xxx",
+            "the state of that machine could not be read: it ended with 0; "
+            "the last line of its output: xxx",
             id="without end",
         ),
         pytest.param("DEGRADED \x1b[31m", 1, (1, r"DEGRADED \x1b[31m"), id="a colour"),

@@ -242,7 +242,7 @@ def test_a_percentile_has_the_confidence_of_its_requests():
     assert [gate.requests_needed(fraction) for fraction in (0.99, 0.95)] == [299, 59]
     few = tail([500.0] * 20)
     assert few.estimate.confidence == pytest.approx(1 - 0.99**20)
-    assert "95 % takes 299" in few.reason
+    assert "95 % confidence needs 299" in few.reason
     assert tail([500.0] * 299, bound=600).estimate.confidence > 0.95
 
 

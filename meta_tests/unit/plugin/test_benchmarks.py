@@ -82,7 +82,11 @@ VERDICTS = {
         "FAIL",
         "tg32@d0: expected at least 52 tok/s, got 48",
     ),
-    "tg32@d4096": ((46.0, 48.0, 47.0, 46.5, 47.6), "INCONCLUSIVE", "bound of 5 rounds"),
+    "tg32@d4096": (
+        (46.0, 48.0, 47.0, 46.5, 47.6),
+        "INCONCLUSIVE",
+        "the maximum of 5 rounds is reached",
+    ),
     "tg32@d8192": ((53.0, 53.2), "INCONCLUSIVE", "2 rounds are too few for a verdict"),
     "tg32@d16384": (
         {

@@ -222,7 +222,9 @@ def test_the_run_is_built(tmp_path):
     variables = {"PYTEST_ADDOPTS": "--rounds 1", "VLLM_X": "1", "PYTEST_PLUGINS": "foreign_plugin"}
     done = ended(tmp_path, "-O", "-m", "pytest", *typed, **variables)
     (line,) = done.splitlines()
-    assert line.startswith("ERROR: --certify with -k health: expected a run as the profile says")
+    assert line.startswith(
+        "ERROR: --certify with -k health: expected a run with the settings of the profile"
+    )
     words = certified_run.command(typed)
     assert words[1:4] == ["-P", "-m", "pytest"] and words[-5:] == typed
     assert certified_run.command(own_tests.given(words)) == words

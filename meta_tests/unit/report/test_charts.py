@@ -129,7 +129,7 @@ def test_points_without_a_decision_are_hollow(runs):
         looks[kind] = gated["symbol"][0], gated["color"][0] == "var(--card)", other["color"][0]
         legend = [name for name, _, _ in decode.legend]
         assert ("no gate" in legend) is (kind == "pass")
-        assert (f"{kind.upper()}: counts neither way" in legend) is (kind != "pass")
+        assert (f"{kind.upper()}: counts neither as PASS nor as FAIL" in legend) is (kind != "pass")
     assert looks["pass"] == ("circle", False, "var(--card)")
     assert looks["invalid"][:2] == looks["inconclusive"][:2] == ("circle-x", True)
 

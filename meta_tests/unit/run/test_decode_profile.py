@@ -151,7 +151,7 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
     ("run_changes", "server_changes", "expected"),
     [
         pytest.param({"trace": "off"}, {}, "says off", id="trace off, says off"),
-        pytest.param({}, {}, "takes no --profiler-config", id="takes no --profiler-config"),
+        pytest.param({}, {}, "has no option --profiler-config", id="no option --profiler-config"),
     ],
 )
 def test_a_server_that_cannot_be_profiled_is_not_run(

@@ -344,14 +344,14 @@ def test_the_worse_of_two_metrics_stands(order):
     [
         pytest.param(
             {"verdict": "PASS", "exit_status": 0},
-            "its verdict is PASS, its tests make FAIL",
+            "its verdict is PASS, but its tests result in FAIL",
             id="verdict PASS exit_status 0, its verdict is PASS, its",
         ),
         pytest.param({"exit_status": 0}, "exit status 0", id="exit_status 0, exit status 0"),
         pytest.param(
             {"tests": []},
-            "its tests of level kernel are not those",
-            id="tests, its tests of level kernel are not those",
+            "its counts of level kernel do not match its tests",
+            id="tests, its counts of level kernel do not match its tests",
         ),
     ],
 )

@@ -276,13 +276,13 @@ def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
     assert status == 1 and verdict["verdict"] == "FAIL", run.output
     assert [name for name in names if tests[name]["waived"]] == ["test_wrong"], run.output
     for name, why in {
-        "test_invalid": "what is INVALID",
-        "test_inconclusive": "what is INCONCLUSIVE",
+        "test_invalid": "a result that is INVALID",
+        "test_inconclusive": "a result that is INCONCLUSIVE",
         "test_path": "the kernel path",
         "test_cell": "a crash",
         "test_crash": "a crash",
         "test_nothing_measured": "a measurement without a number",
-        "test_invalid_then_wrong": "what is INVALID",
+        "test_invalid_then_wrong": "a result that is INVALID",
     }.items():
         assert tests[name]["message"].startswith(f"not waived, because {why} is never waived"), (
             tests[name]

@@ -162,10 +162,10 @@ def without(file: VerdictFile, part: str) -> VerdictFile:
     [
         pytest.param(
             "test_smoke.py::test_health",
-            "1 tests of smoke are not there (tests/test_smoke.py",
+            "1 tests of smoke are missing (tests/test_smoke.py",
             id="test_smoke.py:test_health, 1 tests of smoke are not",
         ),
-        ("test_kernel.py::test_moe", "5 tests of kernel are not there"),
+        ("test_kernel.py::test_moe", "5 tests of kernel are missing"),
         ("tests/test_stress.py", "level stress has no test that was selected"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_parameter_counts_for_its_test_and_another_file_does_not():
     assert certified(file).certified
     for test in file.tests:
         test.id = test.id.replace("tests/", "mine/")
-    assert "are not there" in certified(file).reason
+    assert "are missing" in certified(file).reason
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_a_certificate_says_what_it_covers():
     assert f"| certificate for | {covers} |" in summary.markdown(run).replace("\\", "")
     # All selected tests are still required.
     shorter = certified(without(file, "test_startup_time"), two)
-    assert "1 tests of performance are not there" in shorter.reason
+    assert "1 tests of performance are missing" in shorter.reason
     assert whole().certificate_covers is None
 
 

@@ -185,7 +185,7 @@ def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
 def test_a_worse_run_can_be_trusted_with_anew(tmp_path):
     for n in range(3):
         trusted_runs.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
-    with pytest.raises(UsageError, match=r"not kept yet, it is .*0003"):
+    with pytest.raises(UsageError, match=r"not stored yet, but it is stored as .*0003"):
         trusted_runs.trust(tmp_path / "2", tmp_path)
     folder = stored(a_run(*TESTS, rate=30.0), tmp_path / "slower", 30.0)
     with pytest.raises(UsageError, match=r"got tg32@d0.* worse.*sm121 trust --anew .*slower"):

@@ -183,10 +183,13 @@ def _fork_fault(
 ) -> Fact | None:
     """Return a fact if different tokens are not equally likely, or if there are too many forks."""
     if gap > bound.fork:
-        evidence = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
+        evidence = (
+            f"log-probabilities that differ by {gap:.3g} nats; up to {bound.fork:g} nats, both "
+            "tokens count as equally likely"
+        )
         return Fact(mine.token, other.token, about, evidence=evidence)
     if forks > MOST_FORKS:
-        required = f"{MOST_FORKS} places where the runs choose differently, at most"
+        required = f"{MOST_FORKS} positions where the runs choose different tokens, at most"
         return Fact(required, f"{forks}", about)
     return None
 

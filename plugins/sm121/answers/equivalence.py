@@ -98,7 +98,9 @@ class Continuations:
         cold = self.asker.ask(request)
         cached = self.asker.ask(request)
         if before is not None and not (hits() or 0) > before:
-            require(not is_on, "a hit of the prefix cache, which is on by the log", "none")
+            require(
+                not is_on, "a hit of the prefix cache, which is on according to the log", "none"
+            )
             raise NotRun("the prefix cache had no hit: it is off, or its blocks are too large")
         self._require_equal([(prompt, cold)], "cold")
         self._require_equal([(prompt, cached)], "from the cache")
@@ -129,18 +131,23 @@ class Continuations:
             if cold_s >= max(_MEASURABLE_S, short_s):
                 break
         else:
-            raise NotRun(f"a prompt of {length} tokens is too quick to tell a hit from noise")
+            raise NotRun(
+                f"a prompt of {length} tokens is processed too fast to distinguish a cache hit "
+                "from noise"
+            )
         if not is_on and (before is None or 2 * count < _REPEATS * length):
-            raise NotRun(f"no hit of the prefix cache is known, of {_REPEATS} prompts of {length}")
+            raise NotRun(
+                f"the server counts no prefix-cache hit for {_REPEATS} prompts of {length} tokens"
+            )
         require(
             2 * again_s <= cold_s,
             "at most half of the cold time,",
             "",
-            f"{length} tokens again",
+            f"{length} tokens, sent again",
             value=again_s,
             limit=cold_s / 2,
             unit="s",
-            evidence=f"{cold_s:.3g} s cold, {again_s:.3g} s again; {count:g} tokens of hits",
+            evidence=f"{cold_s:.3g} s cold, {again_s:.3g} s again; {count:g} tokens from the cache",
         )
 
     def _time_twice(self, ids: tuple[int, ...], length: int, turn: int) -> _Times:
@@ -285,9 +292,9 @@ class Continuations:
         bound = bound or self.bound
         for name in _FIELDS:
             if getattr(answer, name) is None and getattr(alone, name) is not None:
-                return Fact(f"{name}, as in the answer alone", about=about)
+                return Fact(f"{name}, as in the answer to the prompt sent alone", about=about)
         if answer.prompt_ids != alone.prompt_ids:
-            return Fact("the prompt's ids of the answer alone", "others", about)
+            return Fact("the prompt's token ids, as for the prompt sent alone", "others", about)
         if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
             required = f"the text {alone.text!r} for the same tokens"
             return Fact(required, f"{answer.text!r}", about)
@@ -301,7 +308,10 @@ class Continuations:
             return None
         judged = agreement.judge(answer.positions, alone.positions, bound, self._resume(prompt))
         if judged.disagreement is not None:
-            return of(f"{about}, compared with the answer alone", [judged.disagreement])[0]
+            return of(
+                f"{about}, compared with the answer to the prompt sent alone",
+                [judged.disagreement],
+            )[0]
         if judged.unjudged:
             raise NotRun(
                 f"{about}: {judged.unjudged} tokens after a fork within the noise "

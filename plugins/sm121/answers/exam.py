@@ -84,7 +84,7 @@ class Turn(DataTable):
     @model_validator(mode="after")
     def _given_or_judged(self) -> "Turn":
         if self.given is not None and (self.is_judged or self.wrong):
-            raise ValueError("expected either given, or the patterns of a right answer")
+            raise ValueError("expected either the field given, or patterns of a correct answer")
         return self
 
 
@@ -113,7 +113,7 @@ class Question(DataTable):
     @model_validator(mode="after")
     def _ends_in_what_is_judged(self) -> "Question":
         if not self.turns[-1].is_judged:
-            raise ValueError("turns: expected right, calls or content in the last one")
+            raise ValueError("turns: expected the field right, calls or content in the last turn")
         return self
 
 

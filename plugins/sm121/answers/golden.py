@@ -174,8 +174,8 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
     ):
         if recorded is not None and served is not None and recorded != served:
             raise UsageError(
-                f"{origin}: it was recorded with another {name}: expected {served[:12]}, it has "
-                f"{recorded[:12]} (made {golden.made} on {golden.model.served_name})"
+                f"{origin}: the file was recorded with another {name}: expected {served[:12]}, "
+                f"got {recorded[:12]} (made {golden.made} on {golden.model.served_name})"
             )
     names = [answer.name for answer in golden.answers]
     expected = [prompt.name for prompt in prompts.prompts]
@@ -183,7 +183,7 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
         odd = sorted(set(names) ^ set(expected)) or names
         raise UsageError(
             f"{origin}: expected one answer to each of the {len(expected)} prompts, in their "
-            f"order; it has {len(names)}, and another {odd[0]!r}"
+            f"order; got {len(names)} answers; the first difference is {odd[0]!r}"
         )
 
 
@@ -268,8 +268,9 @@ def compare(
         ids = answer.prompt_ids
         if ids is not None and expected.prompt_ids is not None and ids != expected.prompt_ids:
             raise UsageError(
-                f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
-                f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
+                f"{origin}: the file was recorded with another tokenizer: prompt {prompt.name!r} "
+                f"has {len(expected.prompt_ids)} tokens in the file and {len(ids)} on this "
+                "server, or its token ids differ"
             )
         resume = continuation(asker, ids, prompt.tokens)
         agreed = agreement.judge(expected.positions, asker.positions(answer), bound, resume)
@@ -297,9 +298,9 @@ def unproven(golden: GoldenFile, now: Identity) -> str | None:
     if not unknown:
         return None
     return (
-        f"golden: not proven to be of the same model, without the files of both ("
-        f"{', '.join(unknown)}): recorded on {golden.model.served_name!r}, "
-        f"compared with {now.served_name!r}"
+        "golden: the model may be another one, because these are not known of both models "
+        f"({', '.join(unknown)}): recorded on {golden.model.served_name!r}, compared with "
+        f"{now.served_name!r}"
     )
 
 

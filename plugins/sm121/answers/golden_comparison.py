@@ -111,7 +111,7 @@ class GoldenComparison:
             raise Unmet(*noted(of(about, facts), self.summary()))
         unjudged = sum(agreed.unjudged for agreed in self.agreements.values())
         if unjudged:
-            required = "token ids to ask the rest from (return_token_ids)"
+            required = "token ids, so that the rest can be requested (return_token_ids)"
             observed = f"{unjudged} tokens after a fork within the noise were not judged"
             raise NotRun(Fact(required, observed, about, evidence=self.summary()))
 

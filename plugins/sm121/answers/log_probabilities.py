@@ -70,7 +70,7 @@ def generation_beyond(
                 observed.append(value)
                 expected.append(by_id[other])
             elif value > limit:
-                required = f"of token {other} at most"
+                required = f"a log-probability of token {other} of at most"
                 fault = Fact(required, "", about, value=value, limit=limit, unit="nats")
                 return GenerationJudgement([fault], judged)
         judged += 1
@@ -293,7 +293,7 @@ def generations_agree(
         )
     tokens_judged = f"{judged} generated tokens, {reference.dtype}"
     if not effects:
-        return f"{tokens_judged}: judged each for itself"
+        return f"{tokens_judged}: each token was compared separately"
     return _judge_mean(tokens_judged, errors, effects)
 
 

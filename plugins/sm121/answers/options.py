@@ -28,7 +28,7 @@ def add_options(add: AddOption) -> None:
         metavar="LIST",
         help=(
             "formats to which the server rounds in addition to the checkpoint, such as "
-            "qkv=mxfp4-ceil,kv=fp8; checkpoint for none (default: those in its kernel path "
+            "qkv=mxfp4-ceil,kv=fp8; checkpoint for none (default: those that its kernel path "
             "shows)"
         ),
     )

@@ -146,7 +146,9 @@ def _places_at_depth(asker: Asker, file: OracleFile, depth: int) -> list[ServedP
     """
     scored = file.unrounded.get(f"{depth} tokens")
     if scored is None:
-        raise NotRun(f"the reference has no depth {depth}: sm121 golden --depth {depth}")
+        raise NotRun(
+            f"the reference has no depth {depth}; make it with sm121 golden --depth {depth}"
+        )
     _, ids = oracle_texts.long_prompt(depth)
     places: list[ServedPlace] = []
     while len(places) < len(scored.generated):

@@ -131,7 +131,7 @@ def _find_rounding(part: str, form: str, attention: str | None, identity: str | 
 
 def _not_shown(part: str, observed: str) -> NotRun:
     return NotRun(
-        f"the oracle rounds as the server does, and its kernel path does not show {observed} "
-        f"({part}); name it with --rounding LIST, such as qkv=mxfp4-ceil,kv=fp8, or --rounding "
-        "checkpoint"
+        "the oracle must round as the server does, but the server's kernel path does not show "
+        f"{observed} ({part}); name it with --rounding LIST, such as qkv=mxfp4-ceil,kv=fp8, or "
+        "--rounding checkpoint"
     )

@@ -187,7 +187,7 @@ def _classified(api: Api, case: Case, found: _Found, exchange: Exchange) -> Case
     if deviation is None:
         fails = case.tier != "unspecified"
         return CaseProblem(found.kind, found.fact, fails, exchange.status)
-    about = f"known of {api.capabilities.file.title} {deviation.versions}"
+    about = f"a known deviation of {api.capabilities.file.title} {deviation.versions}"
     fact = replace(found.fact, about=about, evidence=deviation.source)
     return CaseProblem(found.kind, fact, False, exchange.status)
 
@@ -265,11 +265,12 @@ class Judge:
         release = f"{engine.file.title} {deviation.versions}"
         if symptom:
             self.excused.append(f"{deviation.case}: {deviation.kind}")
-            self.symptoms.append(f"{deviation.case}: known of {release}: {symptom}")
+            self.symptoms.append(f"{deviation.case}: a known deviation of {release}: {symptom}")
         else:
             self.remark(
-                f"{deviation.case}: {deviation.kind} is known of {release}, and {engine.version} "
-                f"does not show it: close the range in fixtures/engines/{engine.file.name}.toml"
+                f"{deviation.case}: {deviation.kind} is a known deviation of {release}, but "
+                f"{engine.version} does not show it: end the range of versions in "
+                f"fixtures/engines/{engine.file.name}.toml"
             )
 
 
@@ -333,7 +334,7 @@ def healthy(api: Api) -> str:
     """
     sentinel = _ask_plainly(api)
     if not sentinel.is_answered:
-        raise Unmet(Fact("an answer to a plain request, before any bad one", sentinel.text))
+        raise Unmet(Fact("an answer to a plain request, before any invalid one", sentinel.text))
     return sentinel.text
 
 

@@ -88,7 +88,10 @@ def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[st
     match = _DATE.search(system)
     date = match[1] if match else "none"
     dates = _possible_dates(environment)
-    hint = f"; a date that it was given belongs in the profile's engine.environment: {START_DATE}"
+    hint = (
+        "; if the server was started with another date, set it in the profile's "
+        f"engine.environment: {START_DATE}"
+    )
     required = f"the date {' or '.join(dates)} in the system message"
     require(date in dates, required, f"{date}{hint}", f"{case}")
     by_harmony = rendering.read(rendering.rendered(case, date))
@@ -153,7 +156,12 @@ def _require_counted_texts(api: Api, case: ChatCase) -> None:
             more = rendering.count(_MORE) - _JOINED
             longer = case.with_message(index, content=message.text + _MORE)
             grown = _prompt_tokens(api, longer) - total
-            require(grown >= more, f"usage of {more} more, for as many in the text", grown, about)
+            require(
+                grown >= more,
+                f"usage of {more} more tokens, as many as the text has",
+                grown,
+                about,
+            )
         if message.text and "<|" in message.text:
             _require_no_control_tokens(api, case, index, total)
         if message.reasoning is not None and api.capabilities.file.reasoning_field is not None:
@@ -164,7 +172,7 @@ def _require_counted_texts(api: Api, case: ChatCase) -> None:
             function = tool["function"]
             least += rendering.count(function["name"]) + rendering.count(function["description"])
         grown = total - _prompt_tokens(api, case.model_copy(update={"tools": 0}))
-        require(grown >= least, f"usage of {least} more with the tools", grown, f"{case}")
+        require(grown >= least, f"usage of {least} more tokens with the tools", grown, f"{case}")
 
 
 def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int) -> None:
@@ -174,7 +182,10 @@ def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int)
     neutral = message.text.replace("<|", "<!").replace("|>", "!>")
     least = rendering.count(message.text) - rendering.count(neutral) - _JOINED
     grown = total - _prompt_tokens(api, case.with_message(index, content=neutral))
-    required = f"usage as of a text: at least {least:+} against {neutral!r}"
+    required = (
+        f"usage that counts the special tokens as text: at least {least:+} compared with "
+        f"{neutral!r}"
+    )
     require(grown >= least, required, f"{grown:+}", about)
 
 
@@ -252,9 +263,12 @@ def answer_is_to_the_chat(
     noise = _distance(first, repeated)
     difference = _distance(first, changed)
     if 0 < difference <= noise:
-        raise NotRun(f"{case}: one chat sent twice differs by {noise:.3g} nats, like two chats")
+        raise NotRun(
+            f"{case}: two answers to one chat differ by {noise:.3g} nats, as much as the answers "
+            "to two chats"
+        )
     required = "another answer, or other log-probabilities, to another chat"
-    require(difference > noise, required, "the same ones", f"{case}")
+    require(difference > noise, required, "the same log-probabilities", f"{case}")
 
 
 def _require_answer_of_completion(

@@ -151,7 +151,7 @@ def _run_attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
     """Return all attempts by one API, grouped by question."""
     file = data_file.load(f"scores/{score.task}.toml", _File)
     if len(file.cases) < score.questions:
-        raise NotRun(f"expected {score.questions} questions, there are {len(file.cases)}")
+        raise NotRun(f"expected {score.questions} questions, got {len(file.cases)}")
     deadline = time.monotonic() + score.within_s
 
     def attempt(case: _Case) -> _Attempt:
@@ -210,7 +210,7 @@ def _require_right_call(call: Json, function: Json) -> None:
     require(call["name"] == function["name"], f"a call of {function['name']}", call["name"])
     errors = invariants.arguments(call["arguments"])
     violation = errors or tools.misfit(call, [{"function": function}])
-    require(not violation, "arguments by its schema", violation)
+    require(not violation, "arguments that match its schema", violation)
 
 
 def _ask_by_chat(

@@ -17,7 +17,7 @@ SLICE = 4
 #: Up to this position, enough samples have the same preceding tokens to be counted per prefix.
 _SHARED = 2
 _SAMPLES = "samples by the reported probabilities"
-_EVERYWHERE = "at all places"
+_EVERYWHERE = "at all positions"
 
 
 class Kind(NamedTuple):

@@ -289,7 +289,7 @@ def usage_equals_the_ids(api: Api, correctness: Correctness) -> None:
         usage = answer["usage"]
         # Report the difference: sampled answers have another length in each run.
         off = (usage["prompt_tokens"] - prompted, usage["completion_tokens"] - generated)
-        required = "usage of the ids of prompts and answers"
+        required = "usage that equals the number of ids in prompts and answers"
         about = f"{prompt!r} {options}"
         require(off == (0, 0), required, f"{off} more", about, evidence=f"{usage}")
 
@@ -315,7 +315,7 @@ def usage_of_a_stream_equals_the_ids(api: Api) -> None:
     # An answer may end by itself before the limit.
     required = 9 if whole["finish_reason"] == "length" else counted
     same = usage.get("completion_tokens") == counted == required
-    require(same, f"{required} ids and usage of as many", f"{counted} ids and {usage}")
+    require(same, f"{required} ids and a usage of {required} tokens", f"{counted} ids and {usage}")
 
 
 def chats_end_in_a_final_message(api: Api, correctness: Correctness) -> None:

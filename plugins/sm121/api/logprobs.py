@@ -36,7 +36,7 @@ def are_finite(sdk: Sdk) -> None:
     values = list(getattr(entries, "token_logprobs", None) or ())
     require(len(values) == 32, "32 log-probabilities", len(values))
     tops = list(getattr(entries, "top_logprobs", None) or ())
-    require(len(tops) == 32 and all(tops), "alternatives at each of 32 places", tops[:3])
+    require(len(tops) == 32 and all(tops), "alternatives at each of 32 positions", tops[:3])
     for top in tops:
         values += top.values()
     bad = [v for v in values if v is None or not math.isfinite(v) or v > ROUNDING]
@@ -66,7 +66,7 @@ def name_the_chosen_token(api: Api) -> None:
     count = answer["usage"]["completion_tokens"]
     columns = [entries.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
     lengths = {len(column) for column in columns}
-    require(lengths == {count}, f"{count} of each", lengths)
+    require(lengths == {count}, f"{count} entries of each field", lengths)
     tokens = columns[0]
     require(all(tokens), f"the tokens of {text!r}", tokens)
     texts = {"".join(tokens)}
@@ -74,7 +74,7 @@ def name_the_chosen_token(api: Api) -> None:
         texts.add("".join(tokens[:-1]))
     require(text in texts, f"the tokens of {text!r}", tokens)
     for token, value, top in zip(*columns, strict=True):
-        expected = f"{token!r} with {value} on top"
+        expected = f"{token!r} with {value} as the likeliest token"
         numbers = isinstance(top, Mapping) and all(map(_is_number, (value, *top.values())))
         require(numbers, expected, top)
         require(top.get(token) == value == max(top.values(), default=None), expected, top)
@@ -184,7 +184,7 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
             count += 1
             highest = position.top[likeliest(position.top)]
             numbers = math.isfinite(position.log_probability) and math.isfinite(highest)
-            require(numbers, "finite log-probabilities at each place", position)
+            require(numbers, "finite log-probabilities at each position", position)
             if position.log_probability < highest - _TIED:
                 others.append((position.token, position.log_probability, position.top))
                 limit = position.log_probability + _TIED
@@ -193,5 +193,5 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
     if bans_end and len(likelier) == 1:
         others = []
     require(count, "log-probabilities of the tokens")
-    required = f"the likeliest of those listed at each of {count} places"
-    require(not others, required, f"another at {len(others)}", evidence=others[:3])
+    required = f"the likeliest listed token at each of {count} positions"
+    require(not others, required, f"another token at {len(others)}", evidence=others[:3])

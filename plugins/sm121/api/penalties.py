@@ -89,7 +89,7 @@ class Penalties:
             sides.add(2 * tally.expected > tally.samples)
             yield Comparison(f"after {pair.text!r}, {pair.token} twice", tally)
         if len(sides) < 2:
-            raise NotRun("log-probabilities differ by 5 % of a penalty from request to request")
+            raise NotRun("log-probabilities differ by 5 % of a penalty between requests")
 
     def compare_divided(self, value: float, *, generated: bool) -> Iterator[Comparison]:
         """Compare a penalised token with one that is neither in the prompt nor in the answer.
@@ -166,7 +166,9 @@ class Penalties:
                     fits = (other in prompts[text]) == other_in_prompt
                     if fits and _is_sure(answer, other, penalties):
                         return Pair(text, token, other, last)
-        raise NotRun("after no text of the suite two tokens are likely, as a penalty needs them")
+        raise NotRun(
+            "no text of the suite has two likely next tokens, which the check of a penalty needs"
+        )
 
 
 def _tokens(sample: tuple[Position, ...]) -> set[str]:

@@ -101,8 +101,8 @@ def encoding() -> "HarmonyEncoding":
         return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except Exception as error:  # HarmonyError, or an error of the package's Rust code
         raise NotRun(
-            f"harmony's vocabulary cannot be loaded ({error}): install oss-harmony, which has it "
-            "inside, or name a folder that has it in TIKTOKEN_ENCODINGS_BASE"
+            f"harmony's vocabulary cannot be loaded ({error}): install oss-harmony, which contains "
+            "it, or set TIKTOKEN_ENCODINGS_BASE to a folder that contains it"
         ) from error
 
 

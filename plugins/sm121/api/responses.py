@@ -266,7 +266,7 @@ def _second_response(
         if keeps or refusal.status is None or not 400 <= refusal.status < 500:
             raise
         raise NotRun(
-            f"the server keeps no responses ({refusal.status}: {refusal.text[:80]}); start vLLM "
+            f"the server stores no responses ({refusal.status}: {refusal.text[:80]}); start vLLM "
             f"with {_STORE}=1 in its environment"
         ) from refusal
 

@@ -9,7 +9,7 @@ from sm121.api.sample_source import Samples
 from sm121.core.unmet import Fact
 
 #: The requirement of a comparison.
-PROMISED = "samples as the reported log-probabilities promise"
+PROMISED = "samples that follow the reported log-probabilities"
 #: The number of likeliest tokens whose frequencies are compared individually.
 _RANKS = 4
 
@@ -92,7 +92,9 @@ def compare_repeated(alone: Samples, samples: Samples) -> list[Fact]:
     if 2 * len(differences) <= len(samples):
         return []
     evidence = f"{len(differences)} of {len(samples)}, {differences[0]}"
-    return [Fact("the samples that the seed gave alone", "others", "seed", evidence=evidence)]
+    return [
+        Fact(("the samples of single requests with this seed"), "others", "seed", evidence=evidence)
+    ]
 
 
 class Case(NamedTuple):

@@ -192,7 +192,8 @@ class SampleSource:
 
     def require_none(self, facts: list[Fact]) -> None:
         """Raise `Unmet` if there are facts, with the seed as evidence."""
-        require_none(facts, f"seed {self.seed}; {promised.FALSE_ALARMS:g} false alarms a run")
+        risk = f"{promised.FALSE_ALARMS:g} is the probability of a false alarm in a run"
+        require_none(facts, f"seed {self.seed}; {risk}")
 
 
 def id_of(token: str) -> int:

@@ -88,8 +88,8 @@ class Sampler:
         ratios = self._sample_until_decided(cases)
         facts = []
         if max(ratios.values()) > 0:
-            evidence = f"logarithms of how much likelier, by a factor of both: {ratios}"
-            facts.append(Fact("samples as both temperatures promise", "others", evidence=evidence))
+            evidence = f"log-likelihood ratios, by the common factor of both temperatures: {ratios}"
+            facts.append(Fact("samples that follow both temperatures", "others", evidence=evidence))
         for kind, value, text, samples in cases:
             about = f"temperature, {kind}"
             evidence = f"{value:g} after {text!r}"
@@ -105,7 +105,7 @@ class Sampler:
         batch = sample_source.BATCH
         while promised.RIGHT < max(ratios.values()) < promised.WRONG:
             if 2 * len(cases[0].samples) >= sample_source.MOST:
-                raise NotRun("after no text of the suite it is detected to be off by a tenth")
+                raise NotRun("no text of the suite can show a temperature that is off by a tenth")
             for case in cases:
                 more = self.source.ask([case.text] * batch, {"temperature": case.value})
                 case.samples.extend(more)

@@ -98,10 +98,11 @@ class ChatSamples:
         for place in self._sampled(text, {"temperature": 1.0, name: value}):
             for index, odds in enumerate(_log_odds(name, value, place)):
                 sums[index] += odds
-            required = "samples as the log-probabilities of chats promise"
+            required = "samples that follow the log-probabilities of chats"
             evidence = (
-                f"{value:g}, {place.token}; log-likelihood ratios of other values: {sums}"
-                f"; seed {self.seed}; {promised.FALSE_ALARMS:g} false alarms a run"
+                f"{value:g}, {place.token}; log-likelihood ratios of other values: {sums}; seed "
+                f"{self.seed}; {promised.FALSE_ALARMS:g} is the probability of a false alarm in a "
+                "run"
             )
             right = max(sums) < _WRONG
             require(right, required, "others", f"{name} of chats", evidence=evidence)

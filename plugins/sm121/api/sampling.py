@@ -88,7 +88,11 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts
 
     texts = {seed: sample_text(seed) for seed in range(6)}
     several = set(texts.values())
-    require(len(several) > 1, "seeds that differ at temperature 2", f"{several} six times")
+    require(
+        len(several) > 1,
+        "different texts for different seeds at temperature 2",
+        f"{several} for all six seeds",
+    )
     longest = max(texts, key=lambda seed: len(texts[seed]))
     _require_repeated(texts[longest], lambda: sample_text(longest), attempts, "text")
 
@@ -121,7 +125,7 @@ def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
         about = f"{form}, {options}"
         require(mostly_alike(texts), "mostly the same text", "others", about, evidence=f"{texts}")
     hot = counted_until(differing, functools.partial(ask, {"temperature": 1.0}))
-    require(differing(hot), "texts that differ at temperature 1", "one", form, evidence=f"{[*hot]}")
+    require(differing(hot), "different texts at temperature 1", "one", form, evidence=f"{[*hot]}")
 
 
 def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str]) -> Counter[str]:
@@ -244,7 +248,10 @@ def defaults_promised(api: Api, server: Server) -> list[Json]:
         model = roots.get(api.model)
         file = Path(model or "") / "generation_config.json"
         if not file.is_file():
-            raise NotRun(f"the server's checkpoint is not here ({model}): its defaults are unknown")
+            raise NotRun(
+                f"the server's checkpoint is not on this machine ({model}): its defaults are "
+                "unknown"
+            )
         return [_checkpoint_defaults(file), NEUTRAL]
     if any(option.startswith(_OWN_DEFAULTS) for option in started.arguments):
         raise NotRun(f"the server was started with {' or '.join(_OWN_DEFAULTS)}")
@@ -292,7 +299,7 @@ def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
         return texts
 
     least = min(map(differing_texts, candidates), key=len)
-    required = f"the answers of {candidates[0]} if none of these is sent"
+    required = f"the answers with {candidates[0]} if none of these is sent"
     require(not least, required, f"{len(least)} others", evidence=least)
     first = _answers(api, _HOT)
     second = _answers(api, _HOT)

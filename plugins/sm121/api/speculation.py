@@ -255,7 +255,7 @@ class Speculation:
         length = len(by_position) or math.ceil(drafted.tokens / drafted.drafts)
         if by_position:
             whole = sum(by_position) == drafted.accepted
-            required = "accepted tokens by position that make all"
+            required = "accepted tokens by position that sum to all accepted tokens"
             require(whole, required, "others", evidence=drafted)
             required = (
                 "no position accepted more often than the one before it or than there were drafts"
@@ -280,8 +280,8 @@ class Speculation:
         expected = drafts.tokens - drafts.requests
         spare = (length + 1) * drafts.requests
         required = (
-            f"accepted tokens and drafts that make the tokens after the first of {drafts.requests} "
-            f"answers, and at most {spare} more"
+            "accepted tokens and drafts that add up to the tokens after the first token of "
+            f"{drafts.requests} answers, and at most {spare} more"
         )
         evidence = f"{made:.0f} for {expected}; {drafted}"
         if not self._looks_up:
@@ -316,9 +316,9 @@ class Speculation:
             "this model"
         )
         require(accepted > 0, "an accepted token", observed, evidence=f"{drafts:.0f} drafts")
-        late = f"the last {_LONG - _SHORT} tokens of a count"
+        late = f"the last {_LONG - _SHORT} tokens of a long answer"
         _require_accepted(late, early, whole.since(early))
-        _require_accepted(f"{_AT_ONCE} counts at once", early, many)
+        _require_accepted(f"{_AT_ONCE} answers at the same time", early, many)
 
     @functools.cached_property
     def _judged(self) -> dict[str, list[_JudgedToken]]:
@@ -407,7 +407,7 @@ def _require_accepted(place: str, early: counters.Drafted, later: counters.Draft
     least = min(before / 2, before - noise)
     require(
         after >= least,
-        f"accepted drafts in {place}, judged by its first {_SHORT} tokens, of at least",
+        f"accepted drafts in {place}, compared with the first {_SHORT} tokens, of at least",
         "acceptance is lost",
         value=100 * after,
         limit=100 * least,

@@ -77,7 +77,7 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
     """
     errors = _form_errors(stream)
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
-        errors.append("[DONE] is not once, at the end")
+        errors.append("[DONE]: expected once, at the end")
     for chunk in stream.chunks:
         if chunk.get("error") is not None:
             errors.append(f"an error inside the stream: {chunk['error']}")
@@ -101,7 +101,7 @@ def _form_errors(stream: Stream) -> list[str]:
     if not stream.content_type.startswith("text/event-stream"):
         errors.append(f"content type {stream.content_type!r} in place of text/event-stream")
     if not stream.chunks:
-        errors.append("not one chunk")
+        errors.append("no chunk")
     return errors
 
 
@@ -113,7 +113,7 @@ def _identity_errors(stream: Stream) -> list[str]:
         if len(values) != 1:
             # Ids differ in each run, so they are not in the message.
             examples = "" if key == "id" else f": {sorted(values)[:3]}"
-            errors.append(f"not one {key} in every chunk{examples}")
+            errors.append(f"chunks with different values of {key}{examples}")
     return errors
 
 
@@ -126,7 +126,9 @@ def _choice_errors(stream: Stream, kind: schema.Kind) -> list[str]:
         for choice in chunk["choices"]:
             index = choice["index"]
             if index in finished and (choice.get("text") or choice.get("delta")):
-                errors.append(f"chunk {number} goes on with choice {index}, which had finished")
+                errors.append(
+                    f"chunk {number} continues choice {index}, which had already finished"
+                )
             first = kind == "chat completion chunk" and index not in begun
             if first and choice["delta"].get("role") != "assistant":
                 errors.append(f"the first delta of choice {index} has no role 'assistant'")
@@ -137,7 +139,7 @@ def _choice_errors(stream: Stream, kind: schema.Kind) -> list[str]:
         if finished[index] != 1:
             errors.append(f"{finished[index]} finish_reasons of choice {index}")
     if begun != set(range(len(begun))):
-        errors.append(f"choices with index {sorted(begun)}, not from 0 on")
+        errors.append(f"choices with index {sorted(begun)}: expected all numbers from 0 on")
     return errors
 
 
@@ -267,7 +269,7 @@ def _item_errors(stream: Stream) -> list[str]:
             errors.append(f"{event['type']} outside its item {event['output_index']}")
             break
     if open_items:
-        errors.append(f"items {sorted(open_items)} were begun and not done")
+        errors.append(f"items {sorted(open_items)} were begun but not completed")
     return errors
 
 

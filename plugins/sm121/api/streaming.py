@@ -88,7 +88,7 @@ def keeps_every_character(api: Api, kind: str, attempts: int) -> None:
     answers = (ask() for _ in range(attempts))
     streamed, at_once = first_that(answers, lambda texts: texts.streamed == texts.at_once)
     if kind == "response" and BEYOND_ASCII not in at_once:
-        raise verdict.NotRun("the server keeps no form in responses (text.format)")
+        raise verdict.NotRun("the server does not enforce the format of responses (text.format)")
     beyond = not at_once.isascii() if kind == "completion" else BEYOND_ASCII in at_once
     require(beyond, f"a text of {BEYOND_ASCII!r}", repr(at_once))
     require(streamed == at_once, repr(at_once), f"{streamed!r} in the stream")

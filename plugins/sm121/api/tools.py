@@ -222,7 +222,7 @@ def refused(api: Api, refusal: Refused) -> NotRun | Refused:
     """
     if not _NO_PARSER.search(refusal.text):
         return refusal
-    return NotRun(f"the server reads no tool calls ({refusal.text}); {_start(api)}")
+    return NotRun(f"the server does not parse tool calls ({refusal.text}); {_start(api)}")
 
 
 def ask(
@@ -271,10 +271,10 @@ def no_call(api: Api, choice: Json) -> str:
     ids = choice.get("token_ids")
     if ids and ids[-1] == harmony.CALL:
         cause = (
-            "the model called a tool (its last token is <|call|>), and the server did not read it"
+            "the model called a tool (its last token is <|call|>), but the server did not parse it"
         )
     else:
-        cause = "no call at all"
+        cause = "the model called no tool"
     shortened = {k: v for k, v in choice.items() if k not in ("token_ids", "logprobs")}
     return f"no tool_calls: {cause} in {shortened}; {_start(api)}"
 
@@ -284,7 +284,7 @@ def _start(api: Api) -> str:
     options = api.capabilities.file.capabilities["tools"].start
     if not options:
         return "a server needs a parser of tool calls"
-    return f"{api.capabilities.file.title} reads tool calls when started with {options}"
+    return f"{api.capabilities.file.title} parses tool calls if it is started with {options}"
 
 
 def _calls(choice: Json) -> list[Json]:
@@ -295,7 +295,7 @@ def _require_fitting(calls: list[Json]) -> None:
     for call in calls:
         function = call["function"]
         violation = misfit(function, tools())
-        require(violation is None, "arguments by its schema", violation, function["name"])
+        require(violation is None, "arguments that match its schema", violation, function["name"])
 
 
 def misfit(function: Json, functions: list[Json]) -> str | None:

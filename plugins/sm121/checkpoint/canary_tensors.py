@@ -157,7 +157,7 @@ def to_bf16(values: NDArray[np.float32]) -> Array:
 def _exact_bf16(values: NDArray[np.float64], name: str) -> Array:
     bits = to_bf16(np.ascontiguousarray(values, dtype=np.float32))
     if not np.array_equal(from_bf16(bits).astype(np.float64), values):
-        raise ValueError(f"{name} holds a value that BF16 cannot represent")
+        raise ValueError(f"{name} contains a value that BF16 cannot represent")
     return bits
 
 

@@ -84,8 +84,8 @@ def drafter_obstacle(
         drafter = given.get(name)
         if drafter and _MODEL not in drafter and not is_here(drafter, environment):
             return (
-                f"the drafter {drafter} is not in the hub's cache, and a start's limit is not for "
-                f"downloads: `hf download {drafter}` first"
+                f"the drafter {drafter} is not in the hub's cache, and the time limit of a start "
+                f"does not allow for a download: run `hf download {drafter}` first"
             )
     return None
 

@@ -149,7 +149,7 @@ def _missing_file(name: str) -> Fact:
 def _cut_file(name: str, size: int, end: int) -> Fact:
     return Fact(
         required="the length in the file's header",
-        observed="a file that is cut",
+        observed="a truncated file",
         about=name,
         kind=KIND,
         evidence=f"{size} of {end} bytes; download it again",

@@ -99,7 +99,7 @@ def write(directory: Path) -> None:
     """
     tokens = ranks()
     if len(set(tokens)) != ORDINARY:
-        raise ValueError("the vocabulary of oss-harmony holds a token twice; this is not o200k")
+        raise ValueError("the vocabulary of oss-harmony contains a token twice; this is not o200k")
     alphabet = byte_alphabet()
     texts = ["".join(alphabet[byte] for byte in token) for token in tokens]
     special = special_tokens()

@@ -31,8 +31,8 @@ def _add_trust(commands: Commands) -> None:
         nargs="+",
         metavar="REPORT",
         help=(
-            "report directory of the run; or of several runs of one build, oldest first: from "
-            "three runs on, each metric is judged"
+            "report directory of the run; or of several runs of one build, oldest first; with "
+            "three or more runs, every metric of a later run can be judged"
         ),
     )
     parser.add_argument(

@@ -156,7 +156,7 @@ def _golden(options: argparse.Namespace) -> None:
         filled = "#" * (_BAR * done // total)
         end = "\r" if sys.stderr.isatty() and done < total else "\n"
         minutes = (time.monotonic() - begun) / 60
-        line = f"[{filled:{_BAR}}] {done} of {total} passes of a layer, {minutes:.1f} minutes"
+        line = f"[{filled:{_BAR}}] {done} of {total} layers, {minutes:.1f} minutes"
         print(line, end=end, file=sys.stderr, flush=True)
 
     made = oracle_making.make(
@@ -248,11 +248,11 @@ def _warm(options: argparse.Namespace) -> int:
             continue
         progress(f"{module.name}: compiling")
         fault = warmth.build(module, progress)
-        progress(f"{module.name}: {fault or 'there'}")
+        progress(f"{module.name}: {fault or 'compiled'}")
         if fault is not None:
             failed.append(module)
     if failed:
-        print(f"not there: {', '.join(module.name for module in failed)}")
+        print(f"missing: {', '.join(module.name for module in failed)}")
     return 1 if failed else 0
 
 

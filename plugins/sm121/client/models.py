@@ -36,7 +36,7 @@ def _get(http: httpx.Client, expected: str) -> httpx.Response:
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in reason:
-            reason += "; an authority of your own is named by the variable SSL_CERT_FILE"
+            reason += "; name your own certificate authority in the variable SSL_CERT_FILE"
         raise UsageError(
             f"{expected}, got no answer from /v1/models ({reason}). Start the server, or name "
             "the address at which it listens"

@@ -70,7 +70,7 @@ class RuleFinding:
         if self.only_trapping:
             parts.append(
                 f"{len(self.only_trapping)} of {self.kernels} kernels only trap "
-                f"({_some(self.only_trapping)}): the body was compiled out without a word"
+                f"({_some(self.only_trapping)}): the body was compiled out without a message"
             )
         if self.missing:
             parts.append(f"no instruction or kernel like {_some(self.missing)}")

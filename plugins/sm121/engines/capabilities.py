@@ -53,9 +53,9 @@ class Capability(DataTable):
     @model_validator(mode="after")
     def _says_why(self) -> "Capability":
         if not self.can and not self.reason:
-            raise ValueError("expected a reason where can is false")
+            raise ValueError("expected a reason, because can is false")
         if self.can and self.versions and self.shown_by is None:
-            raise ValueError("expected shown_by where versions differ")
+            raise ValueError("expected shown_by, because versions differ")
         return self
 
 

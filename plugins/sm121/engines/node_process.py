@@ -164,7 +164,10 @@ class NodeProcess:
                     f"ended with {self.exit_status}" if ended else f"was silent for {within_s:g} s"
                 )
                 last = self.last_line or "it wrote nothing"
-                raise UsageError(f"{self.node} does not answer: its command {how}; last: {last}")
+                raise UsageError(
+                    f"{self.node} does not answer: its command {how}; last line of its output: "
+                    f"{last}"
+                )
             time.sleep(0.05)
         return self.answers[kind]
 

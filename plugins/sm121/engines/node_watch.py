@@ -244,7 +244,10 @@ def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
     """Yield a fault if the command of a node has ended, or is silent."""
     data = nodes.bounds()
     if other.exit_status is not None:
-        how = f"its command ended with {other.exit_status}; last: {other.last_line}"
+        how = (
+            f"its command ended with {other.exit_status}; last line of its output: "
+            f"{other.last_line}"
+        )
         yield NodeLoss(other.node, how)
     silent_s = now - other.heard_at
     # A node that starts has reported no state yet, and may take longer.
@@ -252,7 +255,9 @@ def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
     if not other.state:
         patience_s = max(patience_s, data.answers_within_s.value)
     if silent_s >= patience_s:
-        how = f"it has sent nothing for {silent_s:.0f} s; last: {other.last_line}"
+        how = (
+            f"it has sent nothing for {silent_s:.0f} s; last line of its output: {other.last_line}"
+        )
         yield NodeLoss(other.node, how)
 
 
@@ -297,7 +302,7 @@ def _unwanted_ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 def _ended(entry: Mapping[str, Any]) -> str:
     status = entry["status"]
     how = (
-        ("ended, and its parent process does not report how")
+        "ended, and its parent process does not report how"
         if status is None
         else f"ended with {status}"
     )

@@ -106,7 +106,7 @@ def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
     wrong = timed.judge(output)
     if wrong:
         raise Invalid(
-            f"{case.name}: what was timed does not compute {case.operation}: {text(wrong)}"
+            f"{case.name}: the timed call does not compute {case.operation}: {text(wrong)}"
         )
 
 
@@ -201,7 +201,7 @@ def _find_unwritten(output: Tensor) -> list[Fact]:
     blocks = output[..., :whole].unflatten(-1, (-1, _ZERO_COLUMNS))
     zero = int((blocks == 0).all(-1).sum())
     if zero:
-        return [Fact(f"{_ZERO_COLUMNS} neighbours are not all zero", f"{zero} times")]
+        return [Fact(f"{_ZERO_COLUMNS} adjacent elements that are not all zero", f"{zero} times")]
     return []
 
 

@@ -64,7 +64,7 @@ class Projection:
             return []
         return [
             Fact(
-                "of a block's part in the error at most",
+                "a share of a block in the error of at most",
                 about="block scale",
                 value=self.share,
                 limit=LIMIT,

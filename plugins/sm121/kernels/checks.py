@@ -82,7 +82,7 @@ class _Run:
 
     def fault(self, error: Exception) -> DeviceFault:
         operation = f"{self.declared.name}'s {self.problem.operation}"
-        required = f"{self.declared.device} computes on after {operation}"
+        required = f"{self.declared.device} still computes after {operation}"
         return DeviceFault(Fact(required, str(error).splitlines()[0]))
 
 
@@ -125,7 +125,7 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
     if wrong:
         return wrong
     if run.is_declared_deterministic and not _same_bits(outputs[0], outputs[1]):
-        differ = "two runs that differ; take it out of `deterministic` or make it so"
+        differ = "two runs that differ; remove it from `deterministic`, or make it deterministic"
         return [Fact("the same bits in each run, as declared", differ, problem.operation)]
     return _check_repeats(run, outputs[0])
 

@@ -185,7 +185,7 @@ class Child:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - _ERROR_BYTES))
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        last = lines[-1][:_LAST_LINE] if lines else "it said nothing"
+        last = lines[-1][:_LAST_LINE] if lines else "it printed nothing"
         if status == _CANNOT_JUDGE:
             return NotRun(f"the kernels cannot be judged with {self.python}: {last}; {_NEEDED}")
         ending = signal.Signals(-status).name if status < 0 else status

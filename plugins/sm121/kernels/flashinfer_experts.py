@@ -69,7 +69,7 @@ class FlashInferExperts(PlanningProvider):
             self._flashinfer: Any = importlib.import_module("flashinfer")
         except ImportError as error:
             raise NotRun(
-                f"provider flashinfer needs FlashInfer, here: {error}; "
+                f"provider flashinfer needs FlashInfer, which cannot be imported here ({error}); "
                 "pip install flashinfer-python"
             ) from error
         except Exception as error:  # FlashInfer checks versions when it is imported

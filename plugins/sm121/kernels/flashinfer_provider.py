@@ -217,7 +217,8 @@ class FlashInferProvider(FlashInferExperts):
             write = importlib.import_module("vllm._custom_ops").reshape_and_cache_flash
         except ImportError as error:
             raise NotRun(
-                f"vLLM writes the FP8 cache that FlashInfer reads, here: {error}"
+                "the FP8 cache that FlashInfer reads is written by vLLM, which cannot be "
+                f"imported here: {error}"
             ) from error
         one = torch.ones((), dtype=torch.float32, device=k.device)
         write(k, v, keys.view(torch.uint8), values.view(torch.uint8), slots, "fp8", one, one)

@@ -80,6 +80,6 @@ def _too_old(name: str, argument: str | None, lacks: str, version: str | None) -
         needed = f"{first} or newer has it"
         requirement = f"'flashinfer-python>={first}'"
     return NotRun(
-        f"FlashInfer {version or '(version not known)'} has {lacks}: {needed}; "
-        f"pip install {requirement}, of which vLLM must be a release that takes it"
+        f"FlashInfer {version or '(version not known)'} has {lacks}: {needed}; pip install "
+        f"{requirement}, with a vLLM release that supports this version"
     )

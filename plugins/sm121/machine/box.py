@@ -270,8 +270,10 @@ def of_node(command: str, profile: str) -> tuple[int, str]:
     lines = [printable(line) for line in ended.output[:_NODE_LIMIT].splitlines()]
     if ended.status not in (0, 1) or not lines or len(ended.output) >= _NODE_LIMIT:
         last = lines[-1][:_MOST_OF_A_LINE] if lines else "it wrote nothing"
-        how = f"it ended with {ended.status}; last: {last}"
-        raise UsageError(f"--node-command {name}: no box was read there: {how}")
+        how = f"it ended with {ended.status}; the last line of its output: {last}"
+        raise UsageError(
+            f"--node-command {name}: the state of that machine could not be read: {how}"
+        )
     return ended.status, "\n".join(["", name, *lines, ""])
 
 

@@ -102,7 +102,7 @@ def _remedy(
     if not reference.runs_at_its_power_limit:
         is_limited = is_limited or any(map(_defects_of_power, devices))
     if is_limited:
-        return "end what limits the GPU (nvidia-smi -q -d PERFORMANCE,POWER,CLOCK)"
+        return "remove the limit of the GPU (nvidia-smi -q -d PERFORMANCE,POWER,CLOCK)"
     least = reference.memory_available_gib
     if least is not None and min(each.memory_available_gib for each in readings) < least.value:
         return "free memory (end other servers and containers)"
@@ -140,7 +140,8 @@ def capped(reference: level_settings.Box | None, reading: Reading) -> str | None
         return None
     return (
         f"the SM clock is capped: {clock} MHz under load, {clock / least.value:.0%} of the least "
-        f"without a cap ({least.value:g} MHz: {least.source}); the rates are of this clock"
+        f"without a cap ({least.value:g} MHz: {least.source}); the measured rates apply to this "
+        "clock"
     )
 
 

@@ -200,7 +200,7 @@ def decide(
         return decided(above, f"; decided at {count} rounds")
     if count < maximum_rounds:
         return None
-    why = f": the bound of {maximum_rounds} rounds is reached and allows no decision: {obstacle}"
+    why = f": the maximum of {maximum_rounds} rounds is reached without a decision: {obstacle}"
     fact = _fact(gate, estimate, described + why)
     return Decision(Verdict.INCONCLUSIVE, None, estimate, fact)
 
@@ -407,8 +407,8 @@ def decide_tail(
         return decided(Verdict.INCONCLUSIVE, ": too uncertain for a verdict")
     return decided(
         Verdict.PASS if interval.value <= gate.at_most else Verdict.INCONCLUSIVE,
-        f"; {count} requests show it with {estimate.confidence:.0%} confidence; 95 % takes "
-        f"{needed} with none over (--percentiles gathers them)",
+        f"; {count} requests show it with {estimate.confidence:.0%} confidence; 95 % confidence "
+        f"needs {needed} requests with none over the bound (--percentiles sends them)",
     )
 
 

@@ -207,9 +207,9 @@ def _reason(growth: Growth) -> str:
         return f"{value:+.3g}"
 
     return (
-        f"{growth.quantity}: {amount(growth.total)} "
-        f"[{amount(growth.total_low)}, {amount(growth.total_high)}] over "
-        f"{growth.requests:g} requests, {amount(growth.per_request)} "
-        f"[{amount(growth.per_request_low)}, {amount(growth.per_request_high)}] for each; allowed "
-        f"{amount(growth.limit_total)} in all and {amount(growth.limit_per_request)} for each"
+        f"{growth.quantity}: {amount(growth.total)} [{amount(growth.total_low)}, "
+        f"{amount(growth.total_high)}] over {growth.requests:g} requests, "
+        f"{amount(growth.per_request)} [{amount(growth.per_request_low)}, "
+        f"{amount(growth.per_request_high)}] per request; allowed {amount(growth.limit_total)} in "
+        f"total and {amount(growth.limit_per_request)} per request"
     )

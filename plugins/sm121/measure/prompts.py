@@ -125,7 +125,7 @@ class Prompts:
                     body = {"model": self.endpoint.served_name, "tokens": cut}
                     answer = http.post("/detokenize", json=body).raise_for_status()
                     text = str(answer.json()["prompt"])
-        raise Sm121Error(f"no text of exactly {tokens} tokens came out of /tokenize")
+        raise Sm121Error(f"no text has exactly {tokens} tokens according to /tokenize")
 
     def _tokenize(self, http: httpx.Client, text: str) -> list[int]:
         body = {"model": self.endpoint.served_name, "prompt": text, "add_special_tokens": False}

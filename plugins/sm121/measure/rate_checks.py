@@ -74,8 +74,8 @@ def check_server_clock(
     if seconds <= 0:
         findings.against(
             "server_clock",
-            f"{len(answers)} requests with {tokens} tokens, and the server's own decode time "
-            f"went on by {seconds:g} s",
+            f"{len(answers)} requests with {tokens} tokens, and the server's own decode time grew "
+            f"by {seconds:g} s",
         )
         return
     # A short answer does not show whether its first chunk was late. Without drafts it is no faster

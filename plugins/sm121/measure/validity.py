@@ -182,7 +182,9 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
         if is_failure:
             check_warm_up([twin], findings)
         else:
-            findings.not_checked(f"token ids against usage: asked for ids, it said {twin.error}")
+            findings.not_checked(
+                f"token ids against usage: the request for ids failed: {twin.error}"
+            )
         return
     _check_prompt(twin, findings)
     _check_cached(twin.cached_tokens or 0, twin.asked_prompt, "usage", findings)
@@ -280,7 +282,7 @@ def check_counters(
     if busy and whole:  # an abandoned request may still run
         findings.against(
             "other_clients",
-            (f"{busy} requests run or wait while none of the suite's requests does"),
+            f"{busy} requests run or wait while none of the suite's requests does",
         )
     _check_generated(delta, answers, clock, findings)
     counted = delta.get("prompted")
@@ -349,8 +351,8 @@ def check_drafts(
     if not all(answer.text for answer in answers):
         findings.against(
             "drafted_random_tokens",
-            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random tokens: "
-            "real texts are not drafted like these",
+            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random tokens, on "
+            "which drafts are accepted at another rate than on real texts",
         )
     if clock == "chunks" or not all(answer.ok for answer in answers):
         return
@@ -359,8 +361,8 @@ def check_drafts(
     if accepted > joined + beyond:
         findings.against(
             "accepted_tokens",
-            f"{accepted:.0f} accepted tokens by the counters; in the streams {joined} came with "
-            f"another one, and {beyond:.0f} at most were cut off",
+            f"{accepted:.0f} accepted tokens by the counters; in the streams, {joined} came "
+            f"together with another token, and at most {beyond:.0f} were discarded after the end",
         )
 
 
@@ -379,7 +381,7 @@ def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
             evidence = f"the machine slept for {boot:.3f} s, which the clock in use did not count"
             findings.against("clock_step", evidence)
         if abs(raw) > bound:
-            evidence = f"the clock in use and the hardware's went {raw:.3f} s apart"
+            evidence = f"the clock in use and the hardware clock drifted {raw:.3f} s apart"
             findings.against("clock_step", evidence)
 
 

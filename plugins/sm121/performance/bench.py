@@ -189,7 +189,7 @@ class Bench:
         failures: list[Unmet | Undecided] = []
         lost = self.forgotten()
         if lost:
-            failures.append(Unmet(Fact("what was known before the measurement", f"{lost}")))
+            failures.append(Unmet(Fact("the known answers, as before the measurement", f"{lost}")))
         for names in by_cell.values():
             _, cell = self.recorded[names[0]]
             if cell is not first and gated.isdisjoint(names):

@@ -305,5 +305,5 @@ class RunBox:
             )
         else:
             self.run.record.remark(
-                f"box: {reading.cannot_tell}: the process ids of a container are its own"
+                f"box: {reading.cannot_tell}: a container has process ids of its own"
             )

@@ -176,7 +176,7 @@ class PerformanceChecks:
         text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
         limit = None
         if cell.server.prompts.natural:
-            words = "chats of a server that drafts are as fast as decoding has to be:"
+            words = "chats of a server that drafts at least as fast as the gate of the decode rate:"
             if required is not None:
                 limit = required.minimum
         else:
@@ -294,12 +294,12 @@ class PerformanceChecks:
         accepted = drafted.by_position
         if not accepted:
             raise Inapplicable(
-                "the engine does not count accepted tokens by their place in the draft"
+                "the engine does not count accepted tokens by their position in the draft"
             )
         if position > len(accepted):
-            raise Inapplicable(f"a draft has {len(accepted)} places")
+            raise Inapplicable(f"a draft has {len(accepted)} positions")
         if not accepted[position - 1]:
-            raise NotRun(f"of {drafted.drafts:.0f} drafts none was accepted at place {position}")
+            raise NotRun(f"none of {drafted.drafts:.0f} drafts was accepted at position {position}")
         share = 100.0 * accepted[position - 1] / drafted.drafts
         self.once(f"acceptance@{position}", "%", share, higher_is_better=True)
 

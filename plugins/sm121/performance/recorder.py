@@ -221,7 +221,10 @@ class Recorder:
         try:
             return self.starts.levels(metric, context, engine=engine.name, version=engine.version)
         except UsageError as error:
-            self.run.record.remark(f"gates: each is judged by one start: {error}", at_once=False)
+            self.run.record.remark(
+                f"gates: judged without earlier starts, which cannot be read: {error}",
+                at_once=False,
+            )
             return []
 
     def _described_gate(self, own: Gate, verdict: Verdict) -> verdict_file.ConfigurationGate:

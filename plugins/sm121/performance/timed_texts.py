@@ -162,7 +162,10 @@ class TimedTexts:
                 if not content.startswith(self._text(begun)):
                     continue
                 if isinstance(prompt, str):
-                    raise NotRun("as untimed up to a token that is equally likely; no ids go on")
+                    raise NotRun(
+                        "the timed text agrees up to an equally likely token; the rest is not "
+                        "compared, because the prompt is a text and not token ids"
+                    )
                 if len(begun) == timed.asked_tokens:
                     return (*ids[:at], other), positions[0]
                 try:

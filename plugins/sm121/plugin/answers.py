@@ -231,7 +231,7 @@ def _oracle(
         nonlocal said_at
         if time.monotonic() - said_at > _SAY_EVERY_S:
             said_at = time.monotonic()
-            conformance.run.record.say("oracle", f"{done} of {of} passes of a layer")
+            conformance.run.record.say("oracle", f"{done} of {of} layers")
 
     checkpoint = oracle_tolerance.checkpoint_of(server, settings.answers.reference)
     folder = settings.root / ".cache" / "oracle"

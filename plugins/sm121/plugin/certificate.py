@@ -90,8 +90,8 @@ def refuse_options(options: Sequence[Given]) -> None:
     if wrong:
         names = ", ".join(f"{option.name} {option.value}"[:80] for option in wrong)
         raise errors.UsageError(
-            f"--certify with {names}: expected a run as the profile says, got another one. "
-            "Leave these out, or put what they say into a profile of your own (--profile)."
+            f"--certify with {names}: expected a run with the settings of the profile. Leave "
+            "these options out, or set their values in a profile of your own (--profile)."
         )
 
 
@@ -112,7 +112,7 @@ def refuse(
     """
     wrong = [*_wrong_values(config, settings, target), *_wrong_waivers(settings, tests)]
     changed = git_source.changed_files(own_tests.folder(), _data().judges)
-    than = "the commit: commit it, or take it back"
+    than = "the commit: commit the change, or revert it"
     if changed is None:
         changed = certification.foreign_tests(own_tests.folder())
         than = "the shipped file (git has no commit of it here)"
@@ -150,8 +150,8 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         )
     elif folder not in (None, model.id) and not is_of_shape(folder, model.id):
         yield (
-            f"--model {folder}: expected the profile's, {model.id}, or a folder "
-            "whose config.json shows its shape; else say it in a profile of your own (--profile)"
+            f"--model {folder}: expected the profile's, {model.id}, or a folder whose config.json "
+            "shows its shape; otherwise name it in a profile of your own (--profile)"
         )
     duration = config.getoption("--soak")
     least_s = profile.certify.soak_s

@@ -146,7 +146,7 @@ class _Processes:
         if not names:
             return self.here
         if self._serves is not None:
-            line = f"the numerics judge {builds.here(names)}, of this machine; {self._serves}"
+            line = f"the kernel tests judge {builds.here(names)} of this machine; {self._serves}"
             if self._session.settings.judging.certify:
                 raise NotRun(f"{line}: run the kernel level in the engine's environment")
             self._session.run.record.remark(line)

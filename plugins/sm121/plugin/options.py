@@ -223,8 +223,7 @@ def in_one_line(config: pytest.Config, refusal: pytest.UsageError) -> pytest.Usa
     ids = [line.removeprefix(_NO_SUCH_TEST).splitlines()[0] for line in lines]
     names = ", ".join(ids)
     return pytest.UsageError(
-        f"{names}: expected the name of a test, got none of that file. List the names with "
-        "--collect-only -q"
+        f"{names}: expected the name of a test in its file. List the names with --collect-only -q"
     )
 
 

@@ -380,7 +380,7 @@ def _mended(session: Session, item: pytest.Item) -> None:
             continue
         session.run.record.remark(
             f"{item.stash[ID]}: a bug is known of {engine.name} {bug.versions}, and "
-            f"{engine.version} does not show it ({bug.what}): close the range in "
+            f"{engine.version} does not show it ({bug.what}): end the range of versions in "
             f"fixtures/engines/{engine.name}.toml",
             at_once=False,
         )
@@ -474,7 +474,7 @@ def _never_waived(
 ) -> str | None:
     """Return the kind of a failure that no waiver may excuse; None if one may."""
     if finding.verdict is not Verdict.FAIL:
-        return f"what is {finding.verdict}"
+        return f"a result that is {finding.verdict}"
     if error is not None and crash(error) is not None:
         return "a crash"
     if isinstance(error, Unmet) and error.never_waived:

@@ -222,7 +222,7 @@ def memory_peak_gib(conformance: Session) -> float:
     sampler.sample()
     resources = sampler.resources
     if resources.tree_rss_peak_bytes is None:
-        raise NotRun("no process of the server could be looked at")
+        raise NotRun("no process of the server could be inspected")
     host = f"{resources.tree_rss_peak_bytes / 2**30:.2f} GiB are resident in the host's memory"
     if resources.memory_peak_bytes is None:
         raise NotRun(f"GPU memory of the server: {resources.memory_source}; {host}")

@@ -51,8 +51,8 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
         lines = str(error).splitlines()
         first = lines[0] if lines else ""
         problem = (
-            f"{folder / timings.NAME}: expected durations of earlier runs, got what cannot be read "
-            f"({first}). They are ignored; this run writes the file anew"
+            f"{folder / timings.NAME}: expected durations of earlier runs, got a file that cannot "
+            f"be read ({first}). It is ignored, and this run replaces it"
         )
         return Known(Taken(), problem)
 

@@ -171,7 +171,7 @@ class AbRun:
             Inconclusive: The starts differ too much among themselves, or the box is degraded.
         """
         outcomes = self.outcomes
-        require(not self._broken, "the behaviour of A also from B", self._broken)
+        require(not self._broken, "the server of B to behave like that of A", self._broken)
         if self._box.state == BoxState.DEGRADED:
             raise Inconclusive(f"the box is DEGRADED: {self._box.reason}")
         if not outcomes:

@@ -58,7 +58,7 @@ class Criterion(DataTable):
                 f"got {', '.join(kinds) or 'none'}"
             )
         if bool(bounds) != (self.metric is not None):
-            raise ValueError("expected metric together with a bound on it, and only then")
+            raise ValueError("expected both a metric and a bound on it, or neither")
         return self
 
     @property

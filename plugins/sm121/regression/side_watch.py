@@ -45,12 +45,15 @@ class SideWatch:
             prompts = frozenset(completion.prompt for completion in questions)
             self._answered = prompts - mistakes.keys()
             if not self._answered:
-                self.run.record.unproven(f"A/B: that a side answers sensibly: A says {mistakes}")
+                self.run.record.unproven(
+                    f"A/B: whether the sides answer sensibly: A itself answers wrongly: {mistakes}"
+                )
         lost = [prompt for prompt in mistakes if prompt in self._answered]
         if not lost:
             return None
         message = self.run.record.redact(
-            f"{name} answers {lost[0]!r} with {mistakes[lost[0]]}, which A knew at its first visit"
+            f"{name} answers {lost[0]!r} with {mistakes[lost[0]]}, which A answered correctly at "
+            "its first visit"
         )
         if name == "A":
             raise Invalid(message)

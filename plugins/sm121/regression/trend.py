@@ -214,7 +214,7 @@ def _judge_loss(
         verdict = _judge_without_scatter(now, latest, level, allowed)
         return _Judgement(verdict, _WITHOUT_SCATTER[verdict])
     # For a percentile or few samples, only the scatter of the stored runs is evidence.
-    evidence = "one value a run"
+    evidence = "one value per run"
     if risk_of_samples is not None:
         evidence = f"Mann-Whitney p = {risk_of_samples:.2g}"
     if risk_of_runs is not None:

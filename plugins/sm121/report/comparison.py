@@ -72,7 +72,7 @@ def read(path: Path) -> Source:
         if text.startswith(f"{other_tools.SPARKRUN_KEY}:"):
             return other_tools.read_sparkrun(path.stem, text)
     except (LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{expected}; it has no sound {error!r}") from error
+        raise UsageError(f"{expected}; the field {error!r} is missing or not valid") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{expected}, got: {cause_of(error)}. Check the path.") from error
     try:
@@ -82,7 +82,7 @@ def read(path: Path) -> Source:
     try:
         source = _read_data(name, data)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UsageError(f"{expected}; it has no sound {error!r}") from error
+        raise UsageError(f"{expected}; the field {error!r} is missing or not valid") from error
     if source is None:
         raise UsageError(expected)
     return source

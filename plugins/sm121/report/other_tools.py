@@ -145,7 +145,7 @@ def read_sparkrun(name: str, text: str) -> Source:
     except ModuleNotFoundError as error:
         raise UsageError(f"{name}: YAML needs PyYAML: pip install pyyaml") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"{name}: no sound YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
     recipe = data["recipe"]
     engine = " ".join(str(recipe[key]) for key in ("runtime", "container") if recipe.get(key))
     source = read_llama_benchy(name, data["results"]["json"])

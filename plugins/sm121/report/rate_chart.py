@@ -260,7 +260,7 @@ def _point_text(kind: str, depth: int, metric: MetricReport) -> str:
 def _hollow(metric: MetricReport) -> str | None:
     """Return why a point is drawn hollow; None if its value was compared with a gate."""
     if metric.verdict in _COUNTS_NOT:
-        return f"{metric.verdict.value}: counts neither way"
+        return f"{metric.verdict.value}: counts neither as PASS nor as FAIL"
     if metric.gated:
         return None
     return "no gate"

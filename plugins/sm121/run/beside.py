@@ -36,7 +36,7 @@ def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> Test
         phase: The level, and the point of the run in words.
     """
     level, where = phase
-    evidence = "the crash bundle is under crashes"
+    evidence = "the crash bundle is in crashes/"
     if dead.detail:
         evidence = f"{dead.detail}; {evidence}"
     fact = Fact(
@@ -167,8 +167,10 @@ def unproven_memory(name: str, report: StopReport) -> TestReport:
     fact = Fact(
         "the memory of the stopped server to be free again",
         f"{report.memory}",
-        evidence="end what else takes memory and run again; of a GPU's memory, run where all "
-        "processes are seen (docker run --pid=host)",
+        evidence=(
+            "end the other processes that take memory, and run again; for a GPU's memory, run "
+            "where all processes are visible (docker run --pid=host)"
+        ),
     )
     identity = f"{BESIDE}memory after {name}"
     return TestReport.of(identity, "smoke", fact, verdict=Verdict.INCONCLUSIVE)

@@ -37,8 +37,8 @@ def take(run: Run, server: Server, *, mode: str) -> KernelProfile:
         if mode == "off":
             raise NotRun("kernels are not profiled: the profile or --kernel-trace says off")
         raise NotRun(
-            f"{server.engine} was started without a profiler of the suite's: it takes no "
-            "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
+            f"{server.engine} was started without the suite's profiler: it has no option "
+            "--profiler-config (vLLM 0.13 or later has it), or --engine-arg sets that option"
         )
     trace = profile_decode(server.endpoint, Path(configuration.traces)).path
     kernels = kernel_trace.read_trace(trace).model_copy(update={"decoding": True})

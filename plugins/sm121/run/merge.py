@@ -284,12 +284,12 @@ def contradiction(file: VerdictFile) -> str | None:
     """
     judged = _judged_again(file)
     if worst([file.verdict, judged.verdict]) is not file.verdict:
-        return f"its verdict is {file.verdict}, its tests make {judged.verdict}"
+        return f"its verdict is {file.verdict}, but its tests result in {judged.verdict}"
     if file.exit_status != file.verdict.exit_status:
         return f"its verdict is {file.verdict}, its exit status {file.exit_status}"
     for name in {*file.levels, *judged.levels}:
         if judged.levels.get(name) != file.levels.get(name):
-            return f"its tests of level {name} are not those that it counts"
+            return f"its counts of level {name} do not match its tests"
     return None
 
 

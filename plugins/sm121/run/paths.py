@@ -115,7 +115,7 @@ class KernelPaths:
         is_silent = server.configuration is None and self._profile.engine.speaking_worker
         if not is_silent or self.of(server).attention is not None:
             return None
-        return "this engine logs nothing of its attention, unless the suite starts it"
+        return "this engine does not log its attention backend, unless the suite starts it"
 
     def spanned(self, server: Server) -> spanning.Spanned | None:
         """Judge the ranks of a server on several machines; None for a server on one machine."""

@@ -111,7 +111,7 @@ def _why_not_judged(choice: Choice, tests: list[TestReport], others: list[str]) 
     if choice.provider is None:
         why = choice.why
     elif others:
-        why = f"{choice.provider} has the kernel that serves"
+        why = f"{choice.provider} has the kernel that the server uses"
     else:
         why = "none of its tests passed or failed" if tests else "none of its tests was selected"
         for test in tests:

@@ -12,6 +12,6 @@ def reason(run: Run) -> str:
     life = run.servers.attached_life
     why = life.no_memory if life is not None else None
     if why is None:
-        return "no process of the server could be looked at"
+        return "no process of the server could be inspected"
     run.record.unproven(why)
     return why

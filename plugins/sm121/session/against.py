@@ -167,7 +167,7 @@ class _Judge:
         missing, unasked = _not_executed(before, self._run, asked_for)
         report.missing = list(missing)
         for name, why in missing.items():
-            self._add(name, Fact(f"{name} to run, as in {report.run}", f"no run: {why}"))
+            self._add(name, Fact(f"{name} to run, as in {report.run}", f"not run: {why}"))
         tests_before = {test.id: test for test in before.tests}
         for test in self._run.tests:
             deviations = _sort(report, test, tests_before.get(test.id))

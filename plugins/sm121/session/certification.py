@@ -140,7 +140,7 @@ def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) ->
             if name not in present and not targets.isdisjoint(applies_to):
                 missing.append(name)
         if missing and any(test.level == level for test in file.tests):
-            yield Verdict.NOT_RUN, f"{len(missing)} tests of {level} are not there ({missing[0]})"
+            yield Verdict.NOT_RUN, f"{len(missing)} tests of {level} are missing ({missing[0]})"
 
 
 def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:

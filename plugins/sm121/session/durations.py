@@ -66,7 +66,9 @@ class ProfileBounds(DataTable):
     @model_validator(mode="after")
     def _has_all(self) -> "ProfileBounds":
         if FULL not in self.plans:
-            raise ValueError(f"plans: expected {FULL}, by which plans without a row go")
+            raise ValueError(
+                f"plans: expected a row {FULL}, which applies to plans without a row of their own"
+            )
         return self
 
 
@@ -91,7 +93,9 @@ class Quoted(DataTable):
         if (self.minutes is None) != bool(self.profile and self.plan):
             raise ValueError("expected minutes with a source, or a profile and its plan")
         if self.minutes is not None and not self.source:
-            raise ValueError("source: expected where the minutes come from")
+            raise ValueError(
+                "source: expected a text that says where the minutes were measured, got none"
+            )
         return self
 
 

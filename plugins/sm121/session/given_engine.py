@@ -229,9 +229,8 @@ def _refuse_reserved(option: Option, attached: str | None) -> None:
         flag = argument.partition("=")[0]
         if flag in engine.reserved_arguments:
             raise UsageError(
-                f"--engine-arg {argument}: {flag} is set by the suite itself "
-                "(--model and --served-model-name are options of their own; what a --config "
-                "file says, say with --engine-arg)"
+                f"--engine-arg {argument}: {flag} is set by the suite itself (use --model and "
+                "--served-model-name; give the settings of a --config file with --engine-arg)"
             )
     for variable, _ in variables(option):
         if variable in engine.reserved_variables:

@@ -48,8 +48,9 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
         report = started_in / option("--report-dir")
         if run.resolve().is_relative_to(report.resolve()):
             raise UsageError(
-                f"--against {run}: expected a run that is kept elsewhere: this one's report goes "
-                "there; name it with --report-dir, or keep the other one with `sm121 trust`"
+                f"--against {run}: expected a run in another folder, because this run writes its "
+                "report there. Choose another folder with --report-dir, or store the trusted run "
+                "with `sm121 trust`"
             )
         named = str(run)
     storage = stored_benchmarks.storage_folder(option("--benchmark-storage"), started_in)

@@ -37,7 +37,7 @@ def launcher(option: Option, profile: Profile | None, base_url: str | None) -> s
     if named and base_url:
         raise UsageError(f"{', '.join(named)}: an attached server is never started")
     if named and (profile is None or profile.nodes is None):
-        raise UsageError(f"{', '.join(named)}: expected a --profile of nodes")
+        raise UsageError(f"{', '.join(named)}: expected a --profile with nodes")
     given: str | None = option("--launcher")
     if given not in (None, *get_args(Launcher)):
         expected = " or ".join(get_args(Launcher))
@@ -63,6 +63,7 @@ def commands(option: Option, profile: Profile | None) -> tuple[tuple[str, ...], 
     others = count_of(profile) - 1
     if given and len(given) != others:
         raise UsageError(
-            f"--node-command: expected {others}, one of each other node; got {len(given)}"
+            f"--node-command: expected {others}, one for each node other than this one; got "
+            f"{len(given)}"
         )
     return tuple(given)

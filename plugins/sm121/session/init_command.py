@@ -110,7 +110,7 @@ def _draft(request: Request, server: Server, can: Capabilities, arch: str, say: 
     if not known.completions:
         raise UsageError(
             f"{server.endpoint.served_name}: expected a right continuation of a text of the exams "
-            "(The capital of France is), got none in three rounds; see that /v1/completions works"
+            "(The capital of France is), got none in three rounds. Check /v1/completions"
         )
     measured, no_rates = None, "not measured, as --no-rates was given"
     if request.measures:

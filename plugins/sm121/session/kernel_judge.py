@@ -12,7 +12,7 @@ from sm121.run import beside
 from sm121.run.run import Run
 
 _NO_MEMORY_AT_START = (
-    "the NVIDIA driver found no memory for a part of a start that then served: a GB10 logs "
+    "the NVIDIA driver could not allocate memory during a start that succeeded: a GB10 logs "
     "NV_ERR_NO_MEMORY at healthy starts, too (vllm#56824)"
 )
 
@@ -91,7 +91,7 @@ class KernelJudge:
         uses_gpu = run.target.arch != architecture.CPU
         faults = [*faults, *kernel.host_faults]
         if uses_gpu and kernel.unavailable is not None:
-            why = f"not proven: that the kernel{of} saw no error ({kernel.unavailable})"
+            why = f"not proven: the kernel{of} logged no error ({kernel.unavailable})"
             self.unread = why
             run.record.remark(why, at_once=False)
         if uses_gpu and kernel.no_memory_at_start:

@@ -352,7 +352,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
     for ended in dead_runs.end_dead_runs():
         names = "; ".join(str(process) for process in ended.processes)
         run.record.remark(
-            f"a server of run {ended.run}, which is dead, was still there and was ended: {names}"
+            f"a server of the dead run {ended.run} was still running and was ended: {names}"
         )
     by_name = targets.configurations(
         settings, profile, notify=lambda line: run.record.say("canary", line)

@@ -69,7 +69,7 @@ def find(trusted: VerdictFile, run: VerdictFile) -> list[PathChange]:
         known = there.also.get(part, ())
         more = [value for value in here.also.get(part, ()) if value not in known]
         if more:
-            text = f"some layers run {', '.join(more)}, not there"
+            text = f"some layers run {', '.join(more)}, but not there"
             changes.append(PathChange(part, text, part in requested))
     for name in _LISTS:
         for entry in getattr(here, name):

@@ -113,7 +113,7 @@ def run(
         status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
         progress(f"{one.name}: pytest ended with {status}")
         if status not in _VERDICTS:
-            raise UsageError(f"{one.name}: pytest ended with {status}: it came to no verdict")
+            raise UsageError(f"{one.name}: pytest ended with {status}, without a verdict")
         if _written(report) in (None, before):
             raise UsageError(f"{one.name}: this run has written no {report / 'verdict.json'}")
         statuses.append(status)

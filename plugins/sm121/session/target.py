@@ -300,8 +300,9 @@ def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | No
     if any(served_model.is_named(name, expected) for name in _names_of(server)):
         return None
     return (
-        f"model: the server serves {server.endpoint.served_name!r} alone, and it is judged as "
-        f"{expected}; its name does not show that it is. --served-model-name NAME requires a name"
+        f"model: the only model of the server is {server.endpoint.served_name!r}, and it is "
+        f"judged as {expected}, although its name does not show that. --served-model-name NAME "
+        "requires a certain name"
     )
 
 
@@ -378,7 +379,7 @@ def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
         if chosen.arch != architecture.CPU:
             raise UsageError(
                 f"profile {chosen.name}: its server spans {nodes.count} machines: expected "
-                "--node-command 'ssh HOST PYTHON' for each other one, or --launcher ray"
+                "--node-command 'ssh HOST PYTHON' for each other machine, or --launcher ray"
             )
         commands = ((settings.engine.python,),) * (nodes.count - 1)
     return configuration.Span(launcher, nodes.count, commands, settings.engine.master_address)

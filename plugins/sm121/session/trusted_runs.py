@@ -177,7 +177,9 @@ def _refuse_kept(report: Path, kept: list[Path]) -> None:
     content = (report / verdict_file.NAME).read_bytes()
     for folder in kept:
         if (folder / verdict_file.NAME).read_bytes() == content:
-            raise UsageError(f"{report}: expected a run that is not kept yet, it is {folder}")
+            raise UsageError(
+                f"{report}: expected a run that is not stored yet, but it is stored as {folder}"
+            )
 
 
 def _refuse_worse(report: Path, run: StoredRun, trusted: Trusted) -> None:

@@ -189,7 +189,10 @@ def _check_fields(where: str, answer: Completion, alone: Completion | None) -> F
     if alone is None:
         return None
     if alone.ids is not None and answer.ids is None:
-        return Fault("bad_stream", f"{where}: expected token ids, as in the answer alone, got none")
+        return Fault(
+            "bad_stream",
+            f"{where}: expected token ids, as in the answer to the prompt sent alone, got none",
+        )
     for field in ("completion_tokens", "prompt_tokens"):
         if getattr(alone, field) is not None and getattr(answer, field) is None:
             return Fault("wrong_usage", f"{where}: expected usage with {field}, got none")
@@ -295,7 +298,7 @@ def _compare_tokens(
     kind = "corrupted_answer"
     if answer.ids is not None and alone.ids is not None:
         kind = _lost_or_doubled(answer.ids, alone.ids) or kind
-    return Fault(kind, f"{where}, compared with the answer alone: {different}")
+    return Fault(kind, f"{where}, compared with the answer to the prompt sent alone: {different}")
 
 
 def _beginning(answer: Completion, tokens: int) -> Completion:

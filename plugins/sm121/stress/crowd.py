@@ -244,7 +244,7 @@ class Crowd:
             problem_kind, text = problems[0]
             if problem_kind != "refused":
                 fault = Fault(problem_kind, text)
-                raise UnderLoad(f"{kind}, asked alone", [fault], len(jobs))
+                raise UnderLoad(f"{kind}, sent alone", [fault], len(jobs))
             self.refused[kind] = text
             return []
         if jobs[0].name in self._choices:

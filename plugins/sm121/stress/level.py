@@ -239,7 +239,7 @@ class Stress:
         kinds = ", ".join(dict.fromkeys(job.kind for job in jobs))
         self._say(f"{name}: no answer belongs to another request ({kinds})")
         if self._crowd.refused:
-            self._run.record.remark(f"{name}: refused also alone: {self._crowd.refused}")
+            self._run.record.remark(f"{name}: also refused when sent alone: {self._crowd.refused}")
 
     def _crowd_size(self, times: int) -> int:
         return size(times, slots(self._run, self._server) or self._player.streams)

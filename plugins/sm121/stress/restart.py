@@ -85,7 +85,7 @@ def under_load(
         )
         if excuse is None or len(late) > concurrency:
             raise Unmet(silence)
-        run.record.remark(f"restart under load: known of {excuse.versions}: {silence}")
+        run.record.remark(f"restart under load: a known deviation of {excuse.versions}: {silence}")
     _play_again(run, client, jobs, concurrency, bound)
     broken_off = len([outcome for outcome in outcomes if _is_broken_off(outcome, stopped_at)])
     if not 0 < broken_off < len(jobs):

@@ -43,7 +43,7 @@ class PrefillRate(Metric):
         if cell.shape.queued:
             raise Inapplicable(
                 f"{cell.concurrency} prompts are not computed at the same time: the server was "
-                f"asked to run {cell.server.slots} at once (--max-num-seqs), and the rest wait"
+                f"started to run {cell.server.slots} at once (--max-num-seqs), and the rest wait"
             )
         clock = cell.timed.counted_by
         if cell.concurrency > 1:

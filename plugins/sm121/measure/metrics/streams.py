@@ -176,8 +176,8 @@ def dips(rates: Mapping[int, float]) -> list[str]:
     if per_stream[middle] >= _DIP * expected:
         return []
     return [
-        f"{middle} streams decode {per_stream[middle]:.1f} tok/s each, {expected:.1f} by their "
-        f"neighbours ({per_stream[below]:.1f} at {below}, {per_stream[above]:.1f} at {above}): "
-        f"{100 * (1 - per_stream[middle] / expected):.0f} % less, as where no graph of that size "
-        "is captured"
+        f"{middle} streams decode {per_stream[middle]:.1f} tok/s each, {expected:.1f} expected "
+        f"from the next smaller and larger numbers ({per_stream[below]:.1f} at {below}, "
+        f"{per_stream[above]:.1f} at {above}): {100 * (1 - per_stream[middle] / expected):.0f} % "
+        "less, as if no graph of that size were captured"
     ]
