@@ -103,7 +103,9 @@ def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], obje
     """
     scores = [score for score in profile.correctness.scores if score.tries]
     if not scores:
-        raise NotRun(f"profile {profile.name} has no correctness.scores with tries")
+        raise NotRun(
+            f"profile {profile.name} has no entry of correctness.scores with the field tries"
+        )
     folder.mkdir(exist_ok=True)
 
     def is_reached(score: Score, path: str) -> None:

@@ -60,7 +60,11 @@ def _parser() -> Parser:
     parser.add_argument("--api-key", metavar="KEY", help="default: the variable OPENAI_API_KEY")
     parser.add_argument("--pp", type=int, default=2048, help="tokens of the prompt (default: 2048)")
     parser.add_argument(
-        "--tg", type=int, nargs="+", default=[32, 128], help="tokens of answers (default: 32 128)"
+        "--tg",
+        type=int,
+        nargs="+",
+        default=[32, 128],
+        help="lengths of the answers, in tokens (default: 32 and 128)",
     )
     parser.add_argument(
         "--depth", type=int, nargs="+", default=[0], help="tokens before the prompt (default: 0)"

@@ -494,5 +494,5 @@ def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> 
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return a table, or an empty one in place of another value, which the validation refuses."""
+    """Return the value if it is a table, else an empty table: the validation refuses the value."""
     return value if isinstance(value, dict) else {}

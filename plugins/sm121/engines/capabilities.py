@@ -70,7 +70,7 @@ class RecognisedBy(DataTable):
     key: str | None = None
     #: A path whose JSON answer has the version.
     version_path: str | None = None
-    #: The key of the version.
+    #: The key of the version in that answer.
     version_key: str | None = None
 
 

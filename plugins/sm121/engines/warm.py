@@ -206,8 +206,8 @@ def _architecture_of(profile: Profile) -> preflight.Architecture:
         if architecture.name == profile.arch and profile.engine.needs.jit_modules:
             return architecture
     raise errors.UsageError(
-        f"profile {profile.name}: nothing of FlashInfer is compiled for it (expected "
-        "engine.needs.jit_modules and a GPU's architecture); --profile names another one"
+        f"profile {profile.name}: expected engine.needs.jit_modules and the architecture of "
+        "a GPU, got a profile that needs no module of FlashInfer. Choose another with --profile"
     )
 
 

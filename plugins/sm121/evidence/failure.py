@@ -303,7 +303,7 @@ class FailureReader:
         return line.level == "INFO" and not _ACCESS_LOG.search(line.text)
 
     def goes_on(self) -> None:
-        """Note that the engine continues to run."""
+        """Remember that the engine continued to run after the last error."""
         self._hits.weak = None
         self._went_on = True
 

@@ -81,7 +81,7 @@ class ServerState:
     ended: int = 0
 
     def note_age(self, line: LogLine) -> None:
-        """Set `stale` if a line, and therefore the lines after it, are older than this run.
+        """Set `stale` from a line of an earlier run on, until a line of this run follows.
 
         Args:
             line: The line.

@@ -216,8 +216,9 @@ class SignatureSet(DataTable):
         for entry in self.signature:
             missing = set(entry.needs) - facts
             if missing:
+                names = ", ".join(sorted(missing))
                 raise ValueError(
-                    f"{entry.id} needs {', '.join(sorted(missing))}, which is no fact here"
+                    f"{entry.id} needs {names}, but no signature of field fact has that id"
                 )
         return self
 

@@ -32,7 +32,8 @@ def read(
     Args:
         option: A function that returns the value of an option.
         expected: The profile that the run will probably have.
-        judging: The trusted run, which has a plan; and the certificate, which needs percentiles.
+        judging: The options ``--against`` and ``--certify``. A trusted run determines the plan, and
+            a certificate requires percentiles.
         names_tests: Whether the command line names levels or tests.
 
     Raises:

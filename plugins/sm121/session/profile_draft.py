@@ -265,7 +265,7 @@ def base_profile(arch: str) -> Profile:
 
 
 def _values(table: Any) -> dict[str, Any]:
-    """Return the keys of a table that its file sets."""
+    """Return the keys and values of a profile's table that are in the file, without defaults."""
     if isinstance(table, DataTable):
         return dict(table.model_dump(mode="json", exclude_unset=True))
     return dict(table)

@@ -119,7 +119,7 @@ class Joining:
         return [number for number in range(1, self.most + 1) if number not in reached]
 
     def require_all(self) -> None:
-        """Require that each number of running requests occurred, by the server's own counters.
+        """Require that each concurrency, from 1 to the maximum, occurred by the server's counters.
 
         Raises:
             NotRun: The server has no such counter.
