@@ -97,6 +97,11 @@ def test_n_without_xdist_names_the_package(run_pytest, words):
     assert "sm121-conformance[parallel]" in line
 
 
+def test_n_beside_certify_is_not_taken_for_a_missing_package():
+    with pytest.raises(pytest.UsageError, match="without workers, got -n2"):
+        workers.refuse_without_xdist(["-n2"], certify=True)
+
+
 @pytest.mark.parametrize("named", ["", "@mine_server"], ids=["not named", "another group"])
 def test_a_test_with_the_server_is_in_no_other_group(named):
     """By xdist's names with pytest 9.1, and with pytest 9.2."""

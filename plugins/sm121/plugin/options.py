@@ -168,7 +168,7 @@ def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
             package to install.
     """
     _, unknown = parser.parse_known_and_unknown_args(arguments)
-    workers.refuse_without_xdist(unknown)
+    workers.refuse_without_xdist(unknown, certify="--certify" in arguments)
     for word in unknown:
         name = word.partition("=")[0]
         if not name.startswith("--"):

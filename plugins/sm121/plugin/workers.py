@@ -42,17 +42,24 @@ def is_parallel(config: pytest.Config) -> bool:
     return worker or bool(config.getoption("numprocesses", None))
 
 
-def refuse_without_xdist(unknown: Iterable[str]) -> None:
+def refuse_without_xdist(unknown: Iterable[str], *, certify: bool) -> None:
     """Refuse an unknown option that needs a package, and name the package.
 
     Args:
         unknown: The arguments of the command line that no parser knows.
+        certify: Whether a certificate is requested. Its process does not load pytest-xdist.
 
     Raises:
         pytest.UsageError: One of them needs pytest-xdist.
     """
     for word in unknown:
-        if word.partition("=")[0] in _OPTIONS or (word[:2] == "-n" and word[2:].isdecimal()):
+        is_short = word[:2] == "-n" and word[2:].isdecimal()
+        is_of_xdist = is_short or word.partition("=")[0] in _OPTIONS
+        if is_of_xdist and certify:
+            raise pytest.UsageError(
+                f"--certify with {word}: expected a run without workers, got {word}. Leave it out."
+            )
+        if is_of_xdist:
             raise pytest.UsageError(
                 f"{word}: expected the package pytest-xdist, got none. Install it: "
                 "pip install 'sm121-conformance[parallel]'"
