@@ -5,8 +5,12 @@ exit status and verdict.json agree."""
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from sm121.core.errors import UsageError
+from sm121.plugin import reporting
 
 SCENARIO = "meta_tests/whole/scenarios/measurements.py"
 LEVEL = "tests/test_regression.py"
@@ -69,6 +73,15 @@ def edit(storage: Path, change) -> None:
 
 
 # Refused requests
+
+
+def test_a_junit_file_that_cannot_be_written_is_refused(tmp_path):
+    """Its folder is made, as pytest makes it at the end."""
+    named = tmp_path / "new" / "junit.xml"
+    reporting.refuse_place_of_junit(SimpleNamespace(getoption=lambda *_: f"{named}"))
+    assert list(named.parent.iterdir()) == []
+    with pytest.raises(UsageError, match="--junitxml /proc/x/y: expected a file that can be"):
+        reporting.refuse_place_of_junit(SimpleNamespace(getoption=lambda *_: "/proc/x/y"))
 
 
 @pytest.mark.parametrize(

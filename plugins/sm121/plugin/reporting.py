@@ -2,11 +2,14 @@
 
 import inspect
 import os
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+from sm121.core.errors import UsageError
+from sm121.core.files import cause_of
 from sm121.plugin import run_again
 from sm121.plugin.selection import uses_a_server
 from sm121.plugin.stash import ID, LEVEL, SESSION, STARTS
@@ -19,6 +22,32 @@ from sm121.session.session import Session
 _MOST_SECTION = 4000
 #: The maximum size of a job summary in bytes. GitHub rejects a longer one completely.
 _LONGEST_SUMMARY = 1 << 20
+
+
+def refuse_place_of_junit(config: pytest.Config) -> None:
+    """Refuse a file of ``--junitxml`` that pytest could not write at the end of the run.
+
+    As pytest does at the end, this makes the folder of the file.
+
+    Args:
+        config: The configuration of pytest.
+
+    Raises:
+        UsageError: The folder cannot be made, or no file can be written in it.
+    """
+    named = config.getoption("xmlpath", None)
+    if not named or hasattr(config, "workerinput"):
+        return
+    folder = Path(os.path.expandvars(named)).expanduser().absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--junitxml {named}: expected a file that can be written, got: {cause_of(error)}. "
+            "Name a file in another folder."
+        ) from error
 
 
 def begin(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:

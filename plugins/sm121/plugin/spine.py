@@ -86,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[stash.SETTINGS] = options.read(config)
         selection.tell_target(config)
         comparing.refuse_what_crashes(config)
+        reporting.refuse_place_of_junit(config)
     terminal.say_only_why_not(config)
 
 
