@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm121.core.errors import UsageError
-from sm121.plugin import reporting
+from sm121.plugin import comparing, reporting, spine, stash
 
 SCENARIO = "meta_tests/whole/scenarios/measurements.py"
 LEVEL = "tests/test_regression.py"
@@ -73,6 +73,17 @@ def edit(storage: Path, change) -> None:
 
 
 # Refused requests
+
+
+def test_levels_without_pytest_benchmark_are_refused():
+    """pytest itself does not need its hooks, so other projects can leave the plugin out."""
+    config = SimpleNamespace(option=SimpleNamespace())
+    with pytest.raises(UsageError, match=r"expected this plugin.*Leave out -p no:benchmark"):
+        comparing.refuse(config, [SimpleNamespace(stash={stash.LEVEL: "smoke"})])
+    hooks = [name for name in vars(spine) if name.startswith("pytest_benchmark_")]
+    assert len(hooks) == 4
+    for name in hooks:
+        assert getattr(spine, name).pytest_impl["optionalhook"], name
 
 
 def test_a_junit_file_that_cannot_be_written_is_refused(tmp_path):

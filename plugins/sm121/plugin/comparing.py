@@ -121,11 +121,17 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
             then belong to benchmarks outside the suite.
 
     Raises:
-        UsageError: An option names a run or path that does not exist, or options contradict each
-            other.
+        UsageError: An option names a run or path that does not exist, options contradict each
+            other, or pytest-benchmark is not loaded.
     """
+    has_levels = any(LEVEL in item.stash for item in items)
     is_loaded = hasattr(config.option, "benchmark_storage")
-    if not is_loaded or not any(LEVEL in item.stash for item in items):
+    if has_levels and not is_loaded:
+        raise UsageError(
+            "pytest-benchmark: expected this plugin, which the levels need, got none. Leave out "
+            "-p no:benchmark, and PYTEST_DISABLE_PLUGIN_AUTOLOAD if it is set."
+        )
+    if not has_levels:
         _warn_of_nothing_to_compare(config)
         return
     folder = stored_benchmarks.storage_folder(

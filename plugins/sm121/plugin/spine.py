@@ -413,7 +413,7 @@ def _end_with(
     # Otherwise a test outside the levels failed: keep pytest's own status.
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_benchmark_compare_machine_info(
     benchmarksession: Any, compared_benchmark: dict[str, Any]
 ) -> Generator[None, object, object]:
@@ -426,6 +426,7 @@ def pytest_benchmark_compare_machine_info(
         return None
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_machine_info(
     config: pytest.Config, machine_info: dict[str, Any]
 ) -> None:
@@ -433,6 +434,7 @@ def pytest_benchmark_update_machine_info(
     benchmarks.describe_machine(config.stash[stash.SETTINGS], machine_info)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
     """Store the commits of the engine's packages."""
     session = config.stash.get(stash.SESSION, None)
@@ -440,6 +442,7 @@ def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict
         commit_info["git_shas"] = session.run.record.file.environment.get("git_shas")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Store the final verdicts, because the machine may have become unfit after a measurement."""
     session = config.stash.get(stash.SESSION, None)
