@@ -251,26 +251,40 @@ def test_skew_names_the_command_of_the_release(needed: str, command: str) -> Non
 
 @pytest.mark.parametrize("prefix", ["", "RuntimeError: NVPTX compiler invocation failed, log: "])
 @pytest.mark.parametrize(
-    ("target", "helps"),
+    ("feature", "target", "helps"),
     [
-        ("sm_121", True),
-        ("sm_120", True),
-        ("sm_121a", False),
-        ("sm_120a", False),
-        ("sm_120f", False),
+        ("cvt with .e2m1x2", "sm_121", True),
+        ("cvt with .e2m1x2", "sm_120", True),
+        ("cvt with .e2m1x2", "sm_121a", False),
+        ("tcgen05", "sm_120a", False),
+        ("tcgen05", "sm_120f", False),
+        ("tcgen05.alloc", "sm_121", False),
+        ("wgmma.fence", "sm_121", False),
     ],
 )
 def test_the_remedy_adds_the_missing_architecture_suffix(
-    target: str, helps: bool, prefix: str
+    feature: str, target: str, helps: bool, prefix: str
 ) -> None:
+    """No target of SM12x has tcgen05 or wgmma, so no suffix helps there."""
     line = (
-        f"{prefix}ptxas application ptx input, line 4; error   : Feature 'tcgen05' not supported "
+        f"{prefix}ptxas application ptx input, line 4; error   : Feature '{feature}' not supported "
         f"on .target '{target}'"
     )
     for text in (line, line.replace("application ptx input", "/tmp/k.ptx")):
         remedy = classify_lines([text], 1).remedy or ""
         assert ("FLASHINFER_CUDA_ARCH_LIST" in remedy) is helps
         assert helps or "TRITON_ATTN" in remedy
+
+
+def test_the_last_line_of_ptxas_hides_no_cause_of_cute_dsl() -> None:
+    engine = "(EngineCore_DP0 pid=233) ERROR 10-03 14:22:09 [core.py:1101] "
+    lines = [
+        f"{engine}RuntimeError: NVPTX compiler invocation failed, error log:",
+        f"{engine}ptxas application ptx input, line 6; error   : Unknown modifier '.x'",
+        f"{engine}ptxas fatal   : Ptx assembly aborted due to errors",
+    ]
+    cause = classify_lines(lines, 1)
+    assert "CuTe DSL" in cause.summary and "nvidia-cutlass-dsl" in (cause.remedy or "")
 
 
 def test_ignored_kernel_package_is_a_fallback() -> None:
