@@ -228,7 +228,8 @@ class _Reading:
     def _add_outlook(self, engine: str) -> None:
         self.answer.update(cause=None, owner=None, remedy=None)
         if self.path.failure:
-            self.cause = failure.classify(self.logs[0])
+            cause = failure.classify(self.logs[0])
+            self.cause = path_outlook.for_engine(cause, self.answer["engine"])
             self.answer.update(
                 cause=self.cause.summary, owner=self.cause.owner, remedy=self.cause.remedy
             )
