@@ -67,7 +67,7 @@ source = "here, log"
         pytest.param(signature(more="value = 'y'\ncolour = 1"), "one.*colour", id="an unknown key"),
         pytest.param(
             signature(more="value = 'y'\nneeds = ['nothing']"),
-            "one.*no fact",
+            "one.*no signature of field fact",
             id="needs no such fact",
         ),
         pytest.param(
