@@ -172,13 +172,9 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
                 performance.refuse_wrong_sizes(conformance)
                 if conformance.run.target.obstacle is None:
                     workers.refuse_gates(config, session.items, conformance.run.profile)
-                if (
-                    conformance.settings.judging.against is not None
-                    and conformance.run.target.obstacle is None
-                ):
-                    against.refuse(
-                        conformance.settings.judging.against, conformance.run.record.file
-                    )
+                trusted = conformance.settings.judging.against
+                if trusted is not None and conformance.run.target.obstacle is None:
+                    against.refuse(trusted, conformance.run.record.file)
                 matrix.refuse_wrong_arguments(config, conformance, session.items)
                 opening.take_machine(config, conformance, session.items)
                 resuming.take_up(config, conformance)
