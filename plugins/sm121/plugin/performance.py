@@ -13,7 +13,7 @@ import pytest
 from sm121.core import errors, unmet
 from sm121.core.profile_fields import FULL
 from sm121.core.server import Server, context_argument
-from sm121.core.verdict import NotRun, Undecided, Verdict
+from sm121.core.verdict import Inconclusive, NotRun, Undecided, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench
@@ -134,10 +134,9 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
 def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> PerformanceChecks:
     """Measures the server under test, and records the measurements."""
     if server.endpoint != bench.server.endpoint:
-        raise NotRun(
-            "the rates of this level belong to one process of the server, which has ended;"
-            " another one answers now. Its end is a finding of its own: run the level again"
-            " when that is mended"
+        raise Inconclusive(
+            "the server that this level measures ended, and another one answers now. Find the "
+            "cause of its end, and run the level again"
         )
     return PerformanceChecks(bench, record_metric)
 
