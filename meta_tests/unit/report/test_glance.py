@@ -97,12 +97,13 @@ def test_no_bound_where_the_log_shows_no_arguments(tmp_path: Path, capsys) -> No
 
 def test_the_build_that_speculates_has_no_bound(tmp_path: Path, capsys) -> None:
     log = start_of_stock_vllm(tmp_path)
-    method = "SpeculativeConfig(method='eagle3', model='x', num_spec_tokens=3)"
+    method = "SpeculativeConfig(method='eagle3', model='nvidia/x', num_spec_tokens=3)"
     log.write_text(
         log.read_text().replace("speculative_config=None", f"speculative_config={method}")
     )
     rows = printed(["path", str(log)], capsys)
-    assert rows["speculation"].strip() == "eagle3" and "bound" not in rows
+    assert rows["speculation"].strip() == "eagle3, 3 tokens per draft, drafter nvidia/x"
+    assert "bound" not in rows
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from sm121.evidence.signatures import Signature, SignatureField, known_engines, 
 _OF_REQUESTS = ("progress", "generation_rate", "accepted_length", "compiled")
 _NO_SINGLE_VALUE = (*LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
-_NUMBERS = ("context", "rank", "world_size")
+_NUMBERS = ("context", "rank", "world_size", "draft_tokens")
 #: The lists of which an entry proves that the lines of a container come from a server.
 _LISTS_OF_SERVERS = ("weights", "unknown_env", "fallbacks", "channels")
 #: The number of bytes at the beginning of a log that are searched for its engine.

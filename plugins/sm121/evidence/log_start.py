@@ -33,6 +33,10 @@ class LogStart(data_file.Record):
     """The model that the server loaded."""
     served_model: str | None = None
     """The name under which the server serves that model."""
+    drafter: str | None = None
+    """The draft model of speculative decoding; with MTP, the target model itself."""
+    draft_tokens: int | None = None
+    """The number of tokens per draft."""
     rank: int | None = None
     world_size: int | None = None
     graph_sizes: str | None = None
