@@ -311,7 +311,7 @@ def examiner(tmp_path: Path, alive) -> examine.Examiner:
     server = Server(endpoint, True, "vllm", None, None, None, 1.0)
     run = stand_in(
         profile=cpu, start=lambda _configuration: server, check_alive=alive,
-        redact=lambda text: text, ledger=(), crashes=NoCrashReports(),
+        redact=lambda text: text, test="a::test", crashes=Mock(wraps=NoCrashReports()),
     )  # fmt: skip
     made = examine.Examiner(run, SPACES[0], cpu.matrix, tmp_path / "matrix")
     for check in ("_path", "_known_answers", "_equivalence", "_stress"):
@@ -341,6 +341,7 @@ def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
         assert record.outcome is CellOutcome.CRASH and record.kind == "oom"
         assert record.reason.startswith("alive: died (checking: performance): oom")
         assert (tmp_path / str(record.bundle) / "server.log").read_text() == log.read_text()
+        assert made.run.servers.crashes.after_crash.call_args.args[1:] == (died, "a::test")
     elif measure is failed:
         assert record.outcome is CellOutcome.FAIL and "5 of 5 requests" in record.reason
     else:

@@ -448,7 +448,7 @@ class Examiner:
         if not refused and error.log not in self._bundled:
             self._bundled.add(error.log)
             servers = self.run.servers
-            cause = servers.crashes.after_crash(servers, error, self._test_of(record))
+            cause = servers.crashes.after_crash(servers, error, self.run.record.test)
         record.kind = cause.kind
         outcome = CellOutcome.FAIL if refused else CellOutcome.CRASH
         if started:
@@ -469,14 +469,6 @@ class Examiner:
         message = f"{event}: {cause.kind}: {cause.summary}"
         step: StepName = "alive" if started else "start"
         self._done(step, time.monotonic(), outcome, message, record.bundle)
-
-    def _test_of(self, record: CellRecord) -> str | None:
-        """Return the id of a cell's test; None if the cell has no test (isolating)."""
-        found = None
-        for test in self.run.record.ledger:
-            if test.id.endswith(f"[{record.id}]"):
-                found = test.id
-        return found
 
 
 def _first_line(error: Exception) -> str:

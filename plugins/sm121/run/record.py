@@ -81,6 +81,8 @@ class RunRecord:
     verbose: bool = False
     #: The level, and the point of the run in words, for decisions that no test makes.
     phase: tuple[str, str] = (LEVELS[0], "in the run")
+    #: The id of the test that runs; None between two tests, and without pytest.
+    test: str | None = None
     #: The first error of a write operation on the report; None if it was written.
     write_error: OSError | None = None
 
@@ -116,14 +118,16 @@ class RunRecord:
             return None
         return f"the report cannot be written: {self.write_error.strerror or self.write_error}"
 
-    def enter(self, level: str, place: str) -> None:
+    def enter(self, level: str, place: str, test: str | None = None) -> None:
         """Note where the run is, for decisions beside the tests.
 
         Args:
             level: The level.
             place: The place in words.
+            test: The id of the test that begins; None between two tests.
         """
         self.phase = (level, place)
+        self.test = test
 
     def emit(self, event: Event) -> None:
         """Append an event to ``run.jsonl``, and apply it to the verdict file.

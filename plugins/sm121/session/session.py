@@ -126,7 +126,7 @@ class Session:
             self.kernel.judge()
             self.note_resources()
         self._look(level, f"before {test}")
-        run.record.enter(level, f"in {test}")
+        run.record.enter(level, f"in {test}", test)
         self.crashes.begin_test()
 
     def after_test(self, test: str, level: str) -> None:
