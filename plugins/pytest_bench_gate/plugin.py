@@ -126,7 +126,7 @@ def _skip_unable(item: pytest.Item) -> None:
     why = requests.why_not_run(item.config)
     if why is not None:
         item.user_properties.append((NOT_RUN, why))
-        pytest.skip(f"NOT_RUN: {why}")
+        pytest.skip(why)
 
 
 def _arguments_of(item: pytest.Item) -> tuple[str, ...]:
