@@ -41,7 +41,7 @@ def cell() -> cells.MeasuredCell:
 
 
 def test_the_metrics_of_the_suite():
-    assert set(metrics.by_key()) == {"tg", "pp", "ttft", "tpot", "itl", "e2e", "streams"}
+    assert set(metrics.by_key()) >= {"tg", "pp", "ttft", "tpot", "itl", "e2e", "streams"}
     for metric in metrics.by_key().values():
         definition = metric.__doc__ or ""
         assert "Source: " in definition and definition.startswith("``"), metric

@@ -398,6 +398,8 @@ def test_the_sample_bundles_of_the_docs_are_of_this_version(folder):
         ("ttft_p99", "time to first token, p99"),
         ("ttft_visible_p50", "time to first visible text, p50"),
         ("ttft_c2_p50", "time to first token, p50, 2 streams"),
+        ("health_p50", "health, p50"),
+        ("prompt_p2048", "prompt_p2048"),
         ("startup_s", "start of the server"),
         ("something", "something"),
     ],

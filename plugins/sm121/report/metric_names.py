@@ -10,7 +10,8 @@ _STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
 _IN_TURNS = "q"
 _DECODING = "tg"
 _RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
-_TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
+#: ``_p99``: the 99th percentile of a time. A metric of a user's own test may have such a name, too.
+_TIME = re.compile(r"(?P<base>[a-z]\w*)_p(?P<percent>\d{1,2}|100)")
 _KERNEL = re.compile(r"(?P<operation>\w+)_us(?:@d(?P<depth>\d+))?")
 _LONG = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["metrics"]
 
