@@ -51,9 +51,9 @@ def read(
 
 def _sizes(option: Option) -> Sizes:
     return Sizes(
-        generated_tokens=given_numbers.numbers(option, "--tg", least=2) or (),
-        only_depths=given_numbers.numbers(option, "--depths"),
-        depths=given_numbers.numbers(option, "--depth") or (),
-        concurrency=given_numbers.numbers(option, "--concurrency", least=1) or (),
+        generated_tokens=given_numbers.numbers(option, "--tg", "32,128", least=2) or (),
+        only_depths=given_numbers.numbers(option, "--depths", "0,4096"),
+        depths=given_numbers.numbers(option, "--depth", "1024") or (),
+        concurrency=given_numbers.numbers(option, "--concurrency", "4,8", least=1) or (),
         rounds=given_numbers.number("--rounds", option("--rounds")),
     )

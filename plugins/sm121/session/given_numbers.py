@@ -3,15 +3,14 @@
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 
-_EXAMPLES = {"--depth": "1024", "--depths": "0,4096", "--tg": "32,128", "--concurrency": "4,8"}
 
-
-def numbers(option: Option, name: str, least: int = 0) -> tuple[int, ...] | None:
+def numbers(option: Option, name: str, example: str, least: int = 0) -> tuple[int, ...] | None:
     """Return the distinct numbers of a comma-separated list; None without the option.
 
     Args:
         option: A function that returns the value of an option.
-        name: The option, one of `_EXAMPLES`.
+        name: The option.
+        example: A correct value, for the message.
         least: The smallest number that is accepted.
 
     Raises:
@@ -22,7 +21,6 @@ def numbers(option: Option, name: str, least: int = 0) -> tuple[int, ...] | None
         return None
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
-        example = _EXAMPLES[name]
         raise UsageError(
             f"{name} {text}: expected numbers of at least {least}, as in {name} {example}"
         )
