@@ -11,6 +11,7 @@ import functools
 import gc
 import hashlib
 import importlib
+import importlib.metadata
 import inspect
 import json
 import os
@@ -308,6 +309,34 @@ def _remember_the_processor(folder: Path) -> None:
     plugin.get_cpu_info = remembered
 
 
+def _remember_packages() -> None:
+    """Let runs share what the installed packages contain: pytest reads the entry points of all
+    packages three times at the start of each run. Nothing is installed here while tests run."""
+    distribution = importlib.metadata.PathDistribution
+    installed = (sys.prefix, str(Path.cwd()))
+    known: dict[tuple[str, str], Any] = {}
+
+    def remembered(name: str) -> property:
+        original = getattr(distribution, name).fget
+
+        def value(package: importlib.metadata.PathDistribution) -> Any:
+            path = str(package._path)
+            if not path.startswith(installed):
+                return original(package)
+            if (path, name) not in known:
+                known[path, name] = original(package)
+            return known[path, name]
+
+        return property(value)
+
+    for name in ("entry_points", "files", "metadata"):
+        setattr(distribution, name, remembered(name))
+    for package in importlib.metadata.distributions():
+        _ = package.metadata
+        if any(entry.group == "pytest11" for entry in package.entry_points):
+            _ = package.files
+
+
 def _remember_arrays(folder: Path) -> None:
     """Let runs share the covering arrays of the matrix: each run that collects the matrix computes
     24."""
@@ -318,6 +347,46 @@ def _remember_arrays(folder: Path) -> None:
         return _kept(folder, [factors, options], lambda: make(factors, **options))
 
     covertable.make = remembered
+
+
+def _load_data() -> None:
+    """Load the data files that most runs read; a second call of these functions reads no file."""
+    for module, function, *arguments in (
+        ("sm121.answers.prompts", "continuations"),
+        ("sm121.answers.prompts", "questions"),
+        ("sm121.api.cases", "shipped"),
+        ("sm121.api.chats", "load_chats"),
+        ("sm121.compilation.jit", "load_jit"),
+        ("sm121.compilation.modules", "load_modules"),
+        ("sm121.compilation.probes", "load_probes"),
+        ("sm121.core.builds", "shipped"),
+        ("sm121.engines.preflight", "load_preflight"),
+        ("sm121.engines.request_rules", "load_requests", "vllm"),
+        ("sm121.engines.sign_reader", "_load_pages"),
+        ("sm121.evidence.failure_tables", "load_failures"),
+        ("sm121.kernels.serving", "_data"),
+        ("sm121.machine.this_machine", "faults", "sm121", ""),
+        ("sm121.plugin.given", "fingerprinted", ()),
+        ("sm121.report.references", "load"),
+        ("sm121.session.certification", "inventory"),
+        ("sm121.session.durations", "load"),
+        ("sm121.session.fingerprinting", "location_variables"),
+    ):
+        getattr(importlib.import_module(module), function)(*arguments)
+    # These properties compile a pattern of all known messages.
+    messages = importlib.import_module("sm121.evidence.kernel_messages").KernelMessages()
+    _ = messages.xids, messages.host_faults
+    data_file = importlib.import_module("sm121.core.data_file")
+    data_file.load_key("computing-packages.toml", "packages", tuple[str, ...])
+    axes = importlib.import_module("sm121.matrix.axes")
+    axes.load = functools.cache(axes.load)
+    for module, folder, ending in (
+        ("sm121.core.profile", "profiles", ".toml"),
+        ("sm121.answers.exam", "exams", ".jsonl"),
+        ("sm121.matrix.axes", "matrix", ".toml"),
+    ):
+        for name in data_file.shipped(folder, ending):
+            importlib.import_module(module).load(name)
 
 
 class _Imports:
@@ -339,7 +408,7 @@ def _compile_templates() -> None:
         page: ("report.html", "requests.html", "tests.html", "figure.html", "asked"),
         templates.environment(plain): ("summary.md", "asked"),
         templates.environment(templates.one_line): ("header.txt", "target.txt", "closing.txt"),
-        templates.environment(None): ("why", "price", "plan_head.txt", "reservations"),
+        templates.environment(None): ("why", "price", "plan_head.txt", "reservations", "sentence"),
         templates.environment(junit._escaped, escapes=True): ("junit.xml",),
     }
     for environment, each in names.items():
@@ -355,6 +424,7 @@ if __name__ == "__main__":
     sys.stdout.flush()
     _compile_templates()
     shared = Path(sys.argv[1])
+    _remember_packages()
     _remember_answers(shared)
     _remember_arrays(shared)
     _remember_the_commit()
@@ -364,17 +434,14 @@ if __name__ == "__main__":
         *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),
         *("pytest_bench_gate.gates", "pdb", "scipy.special", "sm121.stress.level"),
         *("sm121.api.chat_prompts", "sm121.api.compatibility", "sm121.api.endings"),
+        *("sm121.api.guarded_client", "openai.resources.chat"),
         *("sm121.api.logprobs", "sm121.api.responses", "sm121.api.sampling"),
         *("sm121.api.streaming", "sm121.api.structured_output"),
         *("sm121.compilation.modules", "sm121.evidence.kernel_requirement"),
     ):
         importlib.import_module(module)
     importlib.import_module("sm121.core.bounded").tls()
-    profile = importlib.import_module("sm121.core.profile")
-    for name in profile.shipped():
-        profile.load(name)
-    importlib.import_module("sm121.evidence.failure_tables").load_failures()
-    importlib.import_module("sm121.report.references").load()
+    _load_data()
     # The first call resolves the files of all modules; pytest makes it for each skip.
     inspect.getmodule(_serve.__code__)
     # pytest collects garbage several times at its end; the template's objects are left out in a
