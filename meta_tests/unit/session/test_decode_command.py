@@ -3,16 +3,21 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from meta_tests.fakes import decode_traces
 from meta_tests.fakes.decode_traces import LAYER_US
 from meta_tests.folders import DATA, ROOT
 from sm121 import cli
+from sm121.evidence import profiler
 from sm121.evidence.profiler import DecodeTrace
 from sm121.session import decode_command
 
 STATUS_NOT_RUN = 4
+NO_ROUTE = httpx.Client(
+    base_url="http://127.0.0.1", transport=httpx.MockTransport(lambda _: httpx.Response(404))
+)
 #: gpt-oss-120b with all weights in MXFP4, at the 235 GB/s of a healthy GB10.
 TOKEN_BOUND = "gate of the guide: 20 ms a token; the memory allows 11."
 MOE_BOUND = "gate of the guide: 1 ms; the memory allows 0.225"
@@ -98,8 +103,14 @@ def test_a_running_server_without_its_route_is_not_run(
     status, _, err = profiled(server.base_url)
     assert status == STATUS_NOT_RUN and err.startswith("NOT_RUN: --traces: expected the folder")
     assert '--profiler-config \'{"profiler": "torch", "torch_profiler_dir": "DIR", ' in err
+    monkeypatch.setattr(
+        decode_command,
+        "profile_decode",
+        lambda *_, **__: profiler._post(NO_ROUTE, "/start_profile"),
+    )
     status, _, err = profiled(server.base_url, "--traces", tmp_path)
-    assert status == STATUS_NOT_RUN and err.startswith("NOT_RUN: ")
+    assert status == STATUS_NOT_RUN and err.startswith("NOT_RUN: the server has no route of the")
+    assert "start vLLM (0.13 or later) with" in err and err.count("0.13") == 1
     status, _, err = profiled(server.base_url, "--traces", tmp_path / "none")
     assert status == STATUS_NOT_RUN and "expected a folder on this machine" in err
 

@@ -36,6 +36,10 @@ LONGEST_ANSWER = 1024
 SETTLING_TOKENS = 64
 
 
+class NoProfiler(NotRun):
+    """The server was started without its profiler."""
+
+
 @dataclass(frozen=True)
 class DecodeTrace:
     """A trace of decode steps.
@@ -74,7 +78,8 @@ def profile_decode(
         The trace, and the time of a token.
 
     Raises:
-        NotRun: The server has no profiler, ended the answer too early, or wrote no trace.
+        NoProfiler: The server was started without its profiler.
+        NotRun: The server ended the answer too early, or wrote no trace.
     """
     before = _written(traces)
     token_s = _decode(endpoint, steps, prompt, longest, timed)
@@ -161,7 +166,7 @@ def _post(http: httpx.Client, path: str) -> None:
     """Send an empty request, and raise NotRun if the server does not accept it."""
     status = http.post(path).status_code
     if status == 404:
-        raise NotRun(
+        raise NoProfiler(
             f"the server has no {path}: it was started without --profiler-config (vLLM 0.13 or "
             "later)"
         )

@@ -21,7 +21,12 @@ from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.evidence.profiler import LONGEST_ANSWER, SETTLING_TOKENS, profile_decode
+from sm121.evidence.profiler import (
+    LONGEST_ANSWER,
+    SETTLING_TOKENS,
+    NoProfiler,
+    profile_decode,
+)
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
 from sm121.session.given_engine import GivenEngine
@@ -212,10 +217,8 @@ def _of_running(request: Request) -> tuple[Subject, KernelProfile, float | None]
     _add_least_bound(subject, request)
     try:
         profile, token_s = _take(server.endpoint, request.traces, request)
-    except NotRun as error:
-        if "without --profiler-config" in str(error):
-            raise NotRun(f"{error}: {_START_WITH}") from error
-        raise
+    except NoProfiler as error:
+        raise NotRun(f"the server has no route of the profiler; {_START_WITH}") from error
     return subject, profile, token_s
 
 
