@@ -133,6 +133,7 @@ LOGPROBS = {"tokens": ["<|return|>"], "token_logprobs": [-0.1]}
         ({"choices": [{"text": None}], "usage": ONE}, "1 token in "),
         ({"choices": [{"text": "", "token_ids": [200002]}]}, "1 token in "),
         ({"choices": [{"text": "", "logprobs": LOGPROBS}]}, "1 token in "),
+        ({"choices": [{"text": "4", "finish_reason": "length"}], "usage": ONE}, "1 token in "),
     ],
     ids=[
         "no usage",
@@ -142,6 +143,7 @@ LOGPROBS = {"tokens": ["<|return|>"], "token_logprobs": [-0.1]}
         "text null",
         "token ids",
         "log probabilities",
+        "a reason to finish",
     ],
 )
 def test_an_answer_with_a_text_or_a_token_is_healthy(answer, shown, capsys):
@@ -170,6 +172,8 @@ FAULT = {"message": "EngineCore died", "code": 500}
         ({"choices": [{"text": ""}], "usage": {"completion_tokens": 0}}, "one token, got none"),
         ({"choices": [{"text": ""}], "usage": {"completion_tokens": True}}, "one token, got none"),
         ({"choices": [{"text": "", "token_ids": []}]}, "expected one token, got none"),
+        ({"choices": [{"text": "4", "finish_reason": "abort"}], "usage": ONE}, "got abort"),
+        ({"choices": [{"text": "", "finish_reason": "error"}], "usage": ONE}, "got error"),
         ("[" * 100_000, "expected JSON, got "),
         ('{"choices": ' + "[" * 100_000 + "]" * 100_000 + "}", "expected JSON, got "),
     ],
@@ -186,6 +190,8 @@ FAULT = {"message": "EngineCore died", "code": 500}
         "no token",
         "a count that is true",
         "no token ids",
+        "aborted",
+        "ended by an error",
         "nested and cut",
         "nested deeply",
     ],

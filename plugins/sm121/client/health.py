@@ -20,6 +20,8 @@ from sm121.core.address import root_of
 _LARGEST_ANSWER = 1 << 20
 #: Maximum number of characters of an error's message that are shown.
 _LONGEST_REASON = 200
+#: The values of finish_reason with which an engine ends a request that it cannot complete.
+_NOT_FINISHED = ("abort", "error", "timeout")
 #: The prompt of the request.
 _PROMPT = "1 2 3"
 
@@ -135,6 +137,11 @@ class _Server:
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict) or not choice:
             raise _UnhealthyError("/v1/completions: expected a choice, got none")
+        if choice.get("finish_reason") in _NOT_FINISHED:
+            raise _UnhealthyError(
+                "/v1/completions: expected finish_reason length or stop, got "
+                f"{choice['finish_reason']}: the engine ended the request"
+            )
         tokens = _tokens(choice, answer.get("usage"))
         if tokens > 0:
             return f"{tokens} token"
