@@ -8,7 +8,7 @@ from sm121.engines import managed_evidence
 from sm121.engines.life import DYING_S
 from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
-from sm121.evidence import cgroup, crash_bundle, death, failure, kernel_messages
+from sm121.evidence import cgroup, crash_bundle, death, failure, kernel_messages, remedies
 from sm121.evidence.crash_bundle import Redact
 from sm121.evidence.failure import Cause
 
@@ -39,7 +39,8 @@ def of_death(managed: ManagedServer) -> Cause:
             for that, since the log is complete only then.
     """
     until(lambda: managed.launch.exit_status is not None, DYING_S)
-    return failure.classify(managed.launch.log, managed.launch.exit_status)
+    logged = failure.classify(managed.launch.log, managed.launch.exit_status)
+    return remedies.for_engine(logged, managed.engine.name)
 
 
 def of_hang(summary: str) -> Cause:
@@ -84,6 +85,7 @@ def report(
         kills=cgroup.kills(cgroup_before),
         pids=managed.launch.known_pids,
     )
+    cause = remedies.for_engine(cause, managed.engine.name)
     evidence = crash_bundle.Evidence(
         cause=cause,
         what=what,

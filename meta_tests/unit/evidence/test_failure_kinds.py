@@ -5,7 +5,6 @@ import pytest
 
 from meta_tests.logs import read_lines
 from sm121.evidence.failure import classify_lines
-from sm121.report import path_outlook
 
 ENGINE = "(EngineCore_DP0 pid=9) ERROR 11-20 10:19:39 [core.py:868] "
 LAUNCHER = "(APIServer pid=3) ERROR 06-10 15:50:56 [registry.py:961] "
@@ -355,15 +354,3 @@ def test_advice_names_no_package_that_ends_before_the_release(kind: str) -> None
     for command in ("vllm download-kernels", "flashinfer download-kernels"):
         assert command in remedy
     assert "flashinfer download-cubin" in remedy  # FlashInfer 0.6.14 to 0.6.16
-
-
-@pytest.mark.parametrize(
-    ("engine", "is_noted"), [("vllm", False), ("sglang", True), ("llama-cpp", True), (None, True)]
-)
-def test_a_remedy_with_options_of_vllm_says_so_for_another_engine(
-    engine: str | None, is_noted: bool
-) -> None:
-    lines = ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"]
-    cause = path_outlook.for_engine(classify_lines(lines, 1), engine)
-    assert "--gpu-memory-utilization" in (cause.remedy or "")
-    assert ("these are options of vLLM" in (cause.remedy or "")) is is_noted

@@ -20,6 +20,7 @@ from sm121.engines.managed import ManagedServer
 from sm121.engines.nodes import bounds
 from sm121.engines.server_errors import ServerError
 from sm121.engines.starting import ask_for_a_token
+from sm121.evidence import remedies
 from sm121.evidence.death import OF_ENGINES
 from sm121.evidence.failure import Cause, classify
 
@@ -120,7 +121,9 @@ class ManagedLife:
         if end is None:
             return None
         log = self.managed.launch.log
-        return Dead(end, classify(log, self.managed.launch.exit_status), time.monotonic(), log)
+        logged = classify(log, self.managed.launch.exit_status)
+        cause = remedies.for_engine(logged, self.managed.engine.name)
+        return Dead(end, cause, time.monotonic(), log)
 
     def after_failure(self) -> Alive | Dead:
         """Return whether it lives, after a request has failed.

@@ -16,7 +16,7 @@ from sm121.engines.server_errors import (
     StartError,
 )
 from sm121.engines.starting import Activity, ReadinessProbe, StartHooks, StartLimits, StartPhase
-from sm121.evidence import failure, stacks
+from sm121.evidence import failure, remedies, stacks
 from sm121.evidence.signatures import startup_progress
 
 _POLL_S = 0.1
@@ -88,7 +88,7 @@ class StartWatch:
         if exit_status is None:
             return
         log = self.launch.log
-        cause = failure.classify(log, exit_status)
+        cause = remedies.for_engine(failure.classify(log, exit_status), self.engine)
         kind = PortTaken if cause.kind == "port" else ServerExited
         raise kind(
             f"the server ended with status {exit_status} during start-up "
@@ -123,7 +123,8 @@ class StartWatch:
         tree = self.launch.look_at_tree()
         self.launch.stacks = stacks.take_or_why(tree, self.launch.supervision.stacks_folder)
         log = self.launch.log
-        return kind(f"{what}; last progress: {self._progress}", failure.classify(log), log)
+        cause = remedies.for_engine(failure.classify(log), self.engine)
+        return kind(f"{what}; last progress: {self._progress}", cause, log)
 
     def _note(self, progress: str | None) -> None:
         if progress is not None and progress != self._progress:

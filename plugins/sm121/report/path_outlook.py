@@ -18,11 +18,6 @@ _ARCH = "sm121"
 #: Values of the kernel path that the log of every start should show.
 _MAIN = ("version", "model", "attention", "moe", "kv_cache_dtype", "cuda_graphs", "speculative")
 _URL = "http://localhost:8000"
-#: Options and variables of vLLM that remedies name.
-_OF_VLLM = re.compile(
-    r"--(?:gpu-memory-utilization|max-num-seqs|max-model-len|moe-backend|attention-backend"
-    r"|linear-backend)\b|\bVLLM_[A-Z]"
-)
 #: A configuration counts as reading fewer bytes than another if it reads less than this fraction.
 _FEWER = 0.99
 
@@ -130,19 +125,6 @@ def remedies(path: KernelPath, engine: str) -> list[str]:
         if entry.remedy is not None:
             known[entry.id] = entry.remedy
     return [known[name] for name in path.fallbacks if name in known]
-
-
-def for_engine(cause: Cause, engine: str | None) -> Cause:
-    """Return a cause whose remedy says so if it names options of vLLM for another engine.
-
-    Args:
-        cause: The cause of the server's death.
-        engine: The engine's name; None if the log shows none.
-    """
-    if engine == "vllm" or cause.remedy is None or not _OF_VLLM.search(cause.remedy):
-        return cause
-    note = "these are options of vLLM; use those of your engine with the same purpose"
-    return cause.model_copy(update={"remedy": f"{cause.remedy} ({note})"})
 
 
 def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSource) -> str:

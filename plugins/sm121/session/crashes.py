@@ -16,7 +16,7 @@ from sm121.engines import managed_evidence
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
-from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
+from sm121.evidence import cgroup, crash_bundle, death, kernel_messages, remedies
 from sm121.evidence.failure import Cause, classify
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.run.events import Died
@@ -172,6 +172,8 @@ class CrashDesk:
         kernel = self._kernel_messages(servers)
         processes = managed_evidence.processes_of(managed)
         cause = self._cause_at_end(servers, error, processes, kernel, is_dying=is_dying)
+        if managed is not None:
+            cause = remedies.for_engine(cause, managed.engine.name)
         evidence = crash_bundle.Evidence(
             cause=cause,
             what=_subject(error),

@@ -26,6 +26,7 @@ from sm121.evidence import (
     kernel_requirement,
     metrics,
     profile_files,
+    remedies,
     serving_lines,
 )
 from sm121.evidence.failure import Cause
@@ -229,7 +230,8 @@ class _Reading:
         self.answer.update(cause=None, owner=None, remedy=None)
         if self.path.failure:
             cause = failure.classify(self.logs[0])
-            self.cause = path_outlook.for_engine(cause, self.answer["engine"])
+            writer = remedies.writer(self.logs[0], self.answer["engine"])
+            self.cause = remedies.for_engine(cause, writer)
             self.answer.update(
                 cause=self.cause.summary, owner=self.cause.owner, remedy=self.cause.remedy
             )
