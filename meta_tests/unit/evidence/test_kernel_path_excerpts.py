@@ -182,6 +182,21 @@ def test_an_unknown_engine_is_printed_as_not_known(tmp_path, capsys) -> None:
     assert any(row.startswith("failed") and "Xid 13" in row for row in rows)
 
 
+def test_kernels_compiled_during_inference_are_shown(tmp_path, capsys) -> None:
+    line = (
+        "(EngineCore pid=7) WARNING 11-20 10:00:12 [jit_monitor.py:147] Triton kernel JIT "
+        "compilation during inference: _fwd_kernel. This causes a latency spike"
+    )
+    answer = read([STEADY[0], line, STEADY[2]], tmp_path, capsys)
+    assert [text.split(":")[0] for text in answer["compiled"]] == [
+        "Triton kernel JIT compilation during inference"
+    ]
+    assert read(STEADY, tmp_path, capsys)["compiled"] == []
+    (tmp_path / "server.log").write_text(f"{STEADY[0]}\n{line}\n")
+    assert cli.main(["path", str(tmp_path / "server.log")]) == 0
+    assert "compiled during inference" in capsys.readouterr().out
+
+
 def test_the_rows_have_what_is_served(tmp_path, capsys) -> None:
     file = tmp_path / "tail.log"
     file.write_text("\n".join([*STEADY, DRAFTS]) + "\n")

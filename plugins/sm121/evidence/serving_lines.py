@@ -70,6 +70,32 @@ def read(log: Path, engine: str) -> ServingState | None:
     return state
 
 
+def compiled(log: Path, engine: str) -> list[str]:
+    """Return the lines about kernels that were compiled during inference.
+
+    Args:
+        log: The log.
+        engine: The engine, whose signatures find the lines (`signatures.known_engines`).
+
+    Returns:
+        The lines, cleaned and shortened.
+
+    Raises:
+        OSError: The file cannot be read.
+        DataFileError: The engine has no signatures.
+    """
+    entries = signatures.load_signatures(engine).of("compiled")
+    hints = [hint.encode() for entry in entries for hint in entry.hint]
+    found: list[str] = []
+    for raw in log_lines.read_raw_lines(log):
+        if not any(hint in raw for hint in hints):
+            continue
+        line = log_message.clean(raw.decode("utf-8", errors="replace"))
+        if any(entry.search(line) is not None for entry in entries):
+            found.append(log_message.cut(line.text))
+    return found
+
+
 def has_log_lines(log: Path) -> bool:
     """Return whether a file looks like a log: it has a line of a logger, or a traceback.
 

@@ -209,6 +209,7 @@ class _Reading:
             "version": path.log.version,
             "identity": builds.identity(path.log.version, build=path.log.build),
             "serving": serving_lines.read(log, engine),
+            "compiled": serving_lines.compiled(log, engine),
             "missing": path_outlook.missing(path),
         }
 
