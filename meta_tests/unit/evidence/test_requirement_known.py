@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sm121.core.engine_settings import KernelPathRequirement
+from sm121.core.unmet import Unmet, require
 from sm121.engines import capabilities
 from sm121.engines.preflight import load_preflight
 from sm121.evidence import requirement
@@ -52,12 +53,19 @@ def of_a_preflight(_log: Path) -> list[str]:
     return [rule.message for rule in load_preflight().rule if rule.id == "sink_module_two_caches"]
 
 
+def of_a_tools_name(_log: Path) -> list[str]:
+    with pytest.raises(Unmet) as error:
+        require(False, "a call of weather.get", ["weather"])
+    return [fact.requirement for fact in error.value.facts]
+
+
 @pytest.mark.parametrize(
     ("line", "finding", "version", "link"),
     [
         pytest.param(COMPILED, of_a_timed_window, "0.27.1", "vllm/issues/43009", id="13, JIT"),
         pytest.param(PIECEWISE, of_the_path, "0.27.1", "vllm/issues/49547", id="13, MTP"),
         pytest.param(CUBIN, of_a_failed_start, "0.27.1", "flashinfer/issues/4781", id="9, cubin"),
+        pytest.param("", of_a_tools_name, "0.32.0", "vllm/issues/51977", id="14, a tool's name"),
         pytest.param("", of_a_preflight, "0.32.0", "flashinfer-sink-module-name", id="4, one name"),
     ],
 )
