@@ -24,6 +24,7 @@ _WORDS = {
     "engine_dead": "the engine is dead",
     "port": "the port is taken",
     "config": "the configuration is refused",
+    "host": "a fault of this machine",
     "unknown": "nothing that is known",
 }
 

@@ -140,6 +140,24 @@ def read(lines: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> 
             id="an Xid by journald",
         ),
         pytest.param(
+            ["[TensorRT-LLM][ERROR] Assertion failed: beamWidth > 0 (/s/x.cpp:3)"],
+            None,
+            "unknown",
+            id="TensorRT-LLM's own error",
+        ),
+        pytest.param(
+            ["[ 1234.567890] INFO: task VLLM::EngineCor:42 blocked for more than 122 seconds."],
+            None,
+            "host",
+            id="a blocked task",
+        ),
+        pytest.param(
+            ["[ 1234.567890] python3[221]: segfault at 10 ip 07f1 sp 07ff error 4 in x.so[7f+1]"],
+            None,
+            "engine_dead",
+            id="a segfault in dmesg",
+        ),
+        pytest.param(
             ["[11/28/2026-10:00:09] [TRT-LLM] [E] Failed to initialize: CUDA out of memory"],
             None,
             "oom",

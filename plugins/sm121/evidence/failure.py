@@ -16,15 +16,17 @@ from pydantic import Field
 from sm121.core import data_file
 from sm121.core.data_file import Record
 from sm121.evidence import log_lines, log_message
-from sm121.evidence.failure_tables import FailureSignature, any_of, load_failures
+from sm121.evidence.failure_patterns import Patterns
+from sm121.evidence.failure_tables import FailureSignature, load_failures
+from sm121.evidence.frames import Frames, Place
 from sm121.evidence.log_message import LogLine
 
 #: The rank of an exception of an unknown kind.
 _GENERIC_RANK = 70
 #: Lines with this rank or a higher one only state that a process died.
 _DEAD_RANK = 80
-QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
-_EXCEPTION = re.compile(r"(?:[\w.<>]+\.)?[A-Z]\w*(?:Error|Exception)\b.*:")
+#: The beginnings of lines in the log of a compiler.
+_LABELS = ("", "error: ", "fatal: ", "note: ")
 _ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
 _SERVER_ERROR = re.compile(r"\b5\d\d\b")
 #: The numbers of signals on Linux.
@@ -92,46 +94,6 @@ class _Hit:
     summary: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    entry: FailureSignature
-    match: re.Match[str]
-
-
-class _Patterns:
-    """The patterns of ``failures.toml``, for which each line is searched."""
-
-    def __init__(self) -> None:
-        failures = load_failures()
-        self.is_ready = any_of(failures.markers.ready).search
-        self.is_stop = any_of(failures.markers.stopped).search
-        self.is_fatal = any_of(failures.markers.fatal).search
-        self.is_quiet = any_of(failures.markers.quiet).search
-        #: Pairs of a hint and its signature: all of them, and those that also apply to quiet lines.
-        self._hints: list[tuple[str, FailureSignature]] = []
-        self._quiet_hints: list[tuple[str, FailureSignature]] = []
-        for entry in failures.failure:
-            hints = [(hint, entry) for hint in entry.hint]
-            self._hints += hints
-            if entry.levels == "any":
-                self._quiet_hints += hints
-        self.bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
-
-    def most_specific(self, line: LogLine, *, ready: bool) -> _Match | None:
-        """Return the match with the lowest rank. `ready`: whether the server has served."""
-        is_quiet = line.level in QUIET_LEVELS or self.is_quiet(line.text) is not None
-        best: _Match | None = None
-        for hint, entry in self._quiet_hints if is_quiet else self._hints:
-            if hint not in line.text or (best is not None and entry.rank >= best.entry.rank):
-                continue
-            if entry.at_start_only and ready:
-                continue
-            match = entry.search(line)
-            if match is not None:
-                best = _Match(entry, match)
-        return best
-
-
 @dataclass(slots=True)
 class _Hits:
     """The failures in the log so far."""
@@ -184,7 +146,7 @@ class FailureReader:
     """
 
     def __init__(self) -> None:
-        self._patterns = _Patterns()
+        self._patterns = Patterns()
         self._hits = _Hits()
         #: The last hit, if detail lines may follow it.
         self._latest: _Hit | None = None
@@ -192,9 +154,7 @@ class FailureReader:
         self.ready = False
         self.stopped = False
         self._fatal = False
-        #: Whether an exception was just named. Indented lines after it then belong to its message,
-        #: and are not stack frames.
-        self._in_message = False
+        self._frames = Frames()
         #: Whether the engine continued after the stored exception, which only affected a request.
         self._went_on = False
 
@@ -308,18 +268,20 @@ class FailureReader:
         self._went_on = True
 
     def _match(self, line: LogLine) -> _Hit | None:
-        if log_message.is_traceback_opening(line):
-            self._in_message = False
-            return None
-        if line.is_frame and not self._in_message:
+        place = self._frames.place_of(line)
+        if place is Place.STACK:
             return None  # a frame quotes source code, which may contain any message
         line = line.without_indent
-        self._in_message = self._in_message or _EXCEPTION.match(line.text) is not None
         best = self._patterns.most_specific(line, ready=self.ready)
+        cut = self._patterns.of_cut_line(line, ready=self.ready)
+        if best is None or (cut is not None and cut.entry.rank < best.entry.rank):
+            best = cut
         if best is None:
             return None
-        excerpt = log_message.cut(line.text, around=best.match.start())
-        if best.entry.summary is None:
+        if place is Place.UNKNOWN and line.text[: best.start] not in _LABELS:
+            return None  # source code does not begin with a message
+        excerpt = log_message.cut(line.text, around=best.start)
+        if best.entry.summary is None or best.match is None:
             return _Hit(best.entry, excerpt, excerpt)
         groups = {name: value or "" for name, value in best.match.groupdict().items()}
         summary = best.entry.summary.format_map(groups | {"line": excerpt})

@@ -14,7 +14,7 @@ Kind = Literal[
     "oom", "illegal_memory_access", "illegal_instruction", "unsupported_arch", "no_kernel",
     "kernel_launch", "device_assert", "jit_build", "xid", "ecc", "nan", "import_error",
     "checkpoint", "vocabulary", "disk", "hang", "nccl", "garbage_output", "engine_dead", "port",
-    "config", "busy_gpu", "unknown",
+    "config", "busy_gpu", "host", "unknown",
 ]  # fmt: skip
 
 
@@ -35,8 +35,20 @@ class FailureSignature(signatures.LinePattern):
     """The summary's template, with groups of `regex` and ``{line}``. None: the line itself."""
     detail: Regex | None = None
     """Lines directly after this one that match are appended to the summary."""
+    cut: tuple[str, ...] = ()
+    """Texts that identify the failure, if the line ends within one of them or directly behind it,
+    because a terminal cut it there. A ``|`` follows the part that must be left."""
     owner: str
     remedy: str | None = None
+
+    @property
+    def beginnings(self) -> list[str]:
+        """The beginnings of messages that identify the failure (`cut`)."""
+        beginnings: list[str] = []
+        for text in self.cut:
+            least, _, rest = text.partition("|")
+            beginnings += [least + rest[:length] for length in range(len(rest) + 1)]
+        return beginnings
 
     @model_validator(mode="after")
     def _check_summary(self) -> "FailureSignature":

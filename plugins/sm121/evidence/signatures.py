@@ -74,9 +74,17 @@ class LinePattern(DataTable):
         if not self._may_come_from(line.file):
             return None
         match = self.regex.search(line.text)
-        if match is None or (self.unless is not None and self.unless.search(line.text)):
+        if match is None or self.excludes(line):
             return None
         return match
+
+    def excludes(self, line: LogLine) -> bool:
+        """Return whether `unless` excludes a line.
+
+        Args:
+            line: A clean line.
+        """
+        return self.unless is not None and self.unless.search(line.text) is not None
 
     def _may_come_from(self, file: str | None) -> bool:
         """Return whether the source file that a line names (None: no file) is accepted."""

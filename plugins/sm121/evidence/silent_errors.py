@@ -8,13 +8,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.evidence.failure import QUIET_LEVELS, classify_lines
+from sm121.evidence.failure import classify_lines
+from sm121.evidence.failure_patterns import QUIET_LEVELS
 from sm121.evidence.failure_tables import any_of, load_failures
 from sm121.evidence.log_lines import LINE_LIMIT, join_wrapped
 from sm121.evidence.log_message import LogLine, Worker, cut, is_traceback_opening
 
 _TRACEBACK = "engine_traceback"
 _UNKNOWN = "unknown"
+#: The kinds of kernel messages that may concern another process, or the machine alone.
+_OF_MACHINE = (_UNKNOWN, "host", "oom")
 #: The lines between two stacks of one traceback.
 _CHAINED = ("During handling of the above", "The above exception was")
 
@@ -69,8 +72,7 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
         if cause.kind == _UNKNOWN:
             line = message.partition("] ")[2] or message
         error = SilentError(
-            # A lack of memory may concern another process.
-            certain=cause.kind not in (_UNKNOWN, "oom"),
+            certain=cause.kind not in _OF_MACHINE,
             kind=cause.kind,
             line=line,
             remedy=f"{cause.remedy} (ask: {cause.owner})",
