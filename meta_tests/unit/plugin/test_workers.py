@@ -122,21 +122,32 @@ def test_a_test_with_the_server_is_in_no_other_group(named):
         assert item.nodeid == f"{test}@server"
 
 
+GATES = [SimpleNamespace(metric="tg32@d0"), SimpleNamespace(metric="moe_decode_us")]
+
+
 @pytest.mark.parametrize(
-    ("gates", "worker", "level", "is_refused"),
+    ("gates", "level", "left_out"),
     [
-        pytest.param([object()], object(), "performance", True, id="a gate beside workers"),
-        pytest.param([], object(), "performance", False, id="no gate"),
-        pytest.param([object()], None, "performance", False, id="no workers"),
-        pytest.param([object()], object(), "correctness", False, id="no test of the level"),
+        pytest.param(GATES, "performance", "-m 'not performance'", id="gates of rates"),
+        pytest.param([], "performance", None, id="no gate"),
+        pytest.param([], "stress", "-m 'not stress'", id="limits of the stress level"),
+        pytest.param(GATES, "moe_decode_us", "-k 'not test_kernel_speed'", id="a kernel's gate"),
+        pytest.param(GATES, "moe_prefill_us", None, id="a kernel without a gate"),
+        pytest.param(GATES, "kernel", None, id="no time of a kernel"),
+        pytest.param(GATES, "correctness", None, id="no test of these"),
     ],
 )
-def test_gates_that_workers_leave_unmeasured_are_refused(gates, worker, level, is_refused):
+@pytest.mark.parametrize("worker", [None, object()], ids=["without workers", "beside workers"])
+def test_gates_that_workers_leave_unmeasured_are_refused(gates, worker, level, left_out):
     config = SimpleNamespace(stash={SETTINGS: SimpleNamespace(worker=worker)})
     profile = SimpleNamespace(name="mine", performance=SimpleNamespace(gates=gates))
-    items = [SimpleNamespace(stash={}), SimpleNamespace(stash={LEVEL: level})]
-    if is_refused:
-        with pytest.raises(UsageError, match=r"-n: expected no workers.*-m 'not performance'"):
+    is_timed_kernel = level.endswith("_us")
+    item = SimpleNamespace(stash={LEVEL: "kernel" if is_timed_kernel else level})
+    item.get_closest_marker = {"kernel_benchmarks": True if is_timed_kernel else None}.get
+    item.callspec = SimpleNamespace(params={"case": SimpleNamespace(metric=level)})
+    items = [SimpleNamespace(stash={}), item]
+    if left_out is not None and worker is not None:
+        with pytest.raises(UsageError, match=f"-n: expected no workers.*leave.*out: {left_out}$"):
             workers.refuse_gates(config, items, profile)
     else:
         workers.refuse_gates(config, items, profile)

@@ -15,7 +15,7 @@ import pytest
 
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
-from sm121.plugin.selection import uses_a_server
+from sm121.plugin.selection import parameters, uses_a_server
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
 from sm121.run.verdict_file import ShardReport, ShardTest
 from sm121.session.settings import Worker
@@ -30,6 +30,9 @@ GROUP = "server"
 #: Options that need pytest-xdist.
 _OPTIONS = ("-n", "--numprocesses", "--dist")
 _TIMED = frozenset({"stress", "performance", "regression"})
+#: The marker, and the name, of the test that times kernels.
+_KERNEL_BENCHMARKS = "kernel_benchmarks"
+_KERNEL_SPEED = "test_kernel_speed"
 
 
 def is_parallel(config: pytest.Config) -> bool:
@@ -202,10 +205,11 @@ def why_not(item: pytest.Item) -> str | None:
 
 
 def refuse_gates(config: pytest.Config, items: Iterable[pytest.Item], profile: Profile) -> None:
-    """Refuse, in a worker, tests that measure rates for which the profile has gates.
+    """Refuse, in a worker, tests that measure what the profile limits.
 
-    Without this refusal a build that misses its gates would pass, because its rates are not
-    measured.
+    Without this refusal a build that misses its gates would pass, because nothing is timed. These
+    tests are the level performance if the profile has gates, the level stress, whose limits every
+    profile has, and a benchmark of a kernel that has a gate.
 
     Args:
         config: The configuration of the worker, or of a run without workers.
@@ -213,16 +217,39 @@ def refuse_gates(config: pytest.Config, items: Iterable[pytest.Item], profile: P
         profile: The profile of the run.
 
     Raises:
-        UsageError: A selected test measures rates, and the profile has gates for them.
+        UsageError: There is such a test among the selected ones.
     """
-    if config.stash[SETTINGS].worker is None or not profile.performance.gates:
+    if config.stash[SETTINGS].worker is None:
         return
-    if any(item.stash.get(LEVEL, None) == "performance" for item in items):
-        raise UsageError(
-            f"-n: expected no workers, because no time is measured beside them, and profile"
-            f" {profile.name} has gates for rates and times. Leave out -n, or leave out the level:"
-            " -m 'not performance'"
-        )
+    gates = {gate.metric for gate in profile.performance.gates}
+    levels: set[str] = set()
+    kernels: set[str] = set()
+    for item in items:
+        level = item.stash.get(LEVEL, None)
+        if level == "stress" or (level == "performance" and gates):
+            levels.add(level)
+        elif level == "kernel":
+            kernels |= gates.intersection(_timed_kernel(item))
+    if not levels and not kernels:
+        return
+    what = sorted(kernels)
+    without = []
+    if levels:
+        what = [*(f"the {level} level" for level in sorted(levels)), *what]
+        without.append("-m '" + " and ".join(f"not {level}" for level in sorted(levels)) + "'")
+    if kernels:
+        without.append(f"-k 'not {_KERNEL_SPEED}'")
+    raise UsageError(
+        f"-n: expected no workers, because no time is measured beside them, and profile"
+        f" {profile.name} has gates or limits for {', '.join(what)}. Leave out -n, or leave these"
+        f" out: {' '.join(without)}"
+    )
+
+
+def _timed_kernel(item: pytest.Item) -> Iterator[str]:
+    """Yield the metric of a test that times a kernel; nothing for another test."""
+    if item.get_closest_marker(_KERNEL_BENCHMARKS) is not None:
+        yield parameters(item)["case"].metric
 
 
 def part(worker: Worker, items: Iterable[pytest.Item]) -> ShardReport:
