@@ -199,6 +199,29 @@ def test_a_worse_run_can_be_trusted_with_anew(tmp_path):
     assert not facts and run.verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize(
+    ("stored_rates", "rate", "reason"),
+    [
+        pytest.param((50.0,), 47.0, "it is one start", id="a loss that one slow start may cause"),
+        pytest.param((50.0, 50.1, 50.2), 48.0, "", id="a loss within the limit"),
+        pytest.param((50.0, 47.5, 45.0, 48.0), 45.0, "", id="a loss within the scatter"),
+    ],
+)
+def test_trust_refuses_an_undecided_loss_but_no_jitter(tmp_path, stored_rates, rate, reason):
+    of_a_spark = {"profile": "sm121-gpt-oss-120b"}  # it allows a loss of 5 %
+    (tmp_path / "trusted").mkdir()
+    for number, each in enumerate(stored_rates, 1):
+        run = a_run(*TESTS, rate=each, seed=number, **of_a_spark)
+        stored(run, tmp_path / "trusted" / f"{number:04}", each, number)
+    run = a_run(*TESTS, rate=rate, seed=9, **of_a_spark)
+    folder = stored(run, tmp_path / "new", rate, 9)
+    if reason:
+        with pytest.raises(UsageError, match=f"got tg32@d0.* worse.*{reason}.*sm121 trust --anew"):
+            trusted_runs.trust(folder, tmp_path)
+    else:
+        trusted_runs.trust(folder, tmp_path)
+
+
 def test_trust_refuses_a_newly_failed_gate(tmp_path):
     """A gate that failed in the trusted run too is known."""
     red = a_run(*TESTS)

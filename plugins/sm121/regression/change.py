@@ -53,6 +53,9 @@ class Change:
     note: str = ""
     #: How much worse B is, in ``unit``, for a metric that is not judged by its ratio.
     difference: float | None = None
+    #: Whether an INCONCLUSIVE loss may be noise: the samples do not show it, or it is within the
+    #: scatter of the stored runs.
+    may_be_noise: bool = False
 
     @property
     def text(self) -> str:
@@ -63,6 +66,11 @@ class Change:
     def holds(self) -> bool:
         """Whether the change is no regression, or was not judged."""
         return self.verdict in (Verdict.PASS, Verdict.NOT_RUN)
+
+    @property
+    def is_measured_loss(self) -> bool:
+        """Whether B is worse by more than the noise, even if one slow start may explain it."""
+        return not self.holds and not self.may_be_noise
 
     @property
     def decided(self) -> bool:

@@ -59,10 +59,11 @@ _WITHOUT_SCATTER = {
 
 
 class _Judgement(NamedTuple):
-    """A verdict, and the end of the sentence that gives the reason."""
+    """A verdict, the end of the sentence that gives the reason, and whether a loss may be noise."""
 
     verdict: Verdict
     reason: str
+    may_be_noise: bool = False
 
 
 class Unjudged(NamedTuple):
@@ -199,7 +200,12 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
         judgement = _judge_loss(now, earlier, level, allowed)
     if level:
         change = replace(change, ratio=now.value / level)
-    return replace(change, verdict=judgement.verdict, words=words + judgement.reason)
+    return replace(
+        change,
+        verdict=judgement.verdict,
+        words=words + judgement.reason,
+        may_be_noise=judgement.may_be_noise,
+    )
 
 
 def _judge_loss(
@@ -224,7 +230,7 @@ def _judge_loss(
     if (needs_scatter or is_significant) and is_outside:
         return _Judgement(Verdict.FAIL, f"; {evidence}")
     reason = f"; it may be noise ({evidence}): more rounds, or a quieter machine"
-    return _Judgement(Verdict.INCONCLUSIVE, reason)
+    return _Judgement(Verdict.INCONCLUSIVE, reason, may_be_noise=True)
 
 
 def not_judged(runs: Sequence[StoredRun]) -> Unjudged:

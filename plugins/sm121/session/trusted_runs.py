@@ -199,7 +199,11 @@ def _refuse_worse(report: Path, run: StoredRun, trusted: Trusted) -> None:
 
 
 def _slower(run: StoredRun, trusted: Trusted) -> list[str]:
-    """Return a line for each metric that fails by the rules of ``--against``."""
+    """Return a line for each metric that is worse by the rules of ``--against``.
+
+    A loss that one slow start may have caused counts, because a slow start must not become the
+    baseline. A loss that may be noise does not count.
+    """
     from sm121.report import comparison  # only `sm121 trust` needs it, no run of the tests
 
     before = trusted.newest.file.fingerprint or Fingerprint()
@@ -214,7 +218,7 @@ def _slower(run: StoredRun, trusted: Trusted) -> list[str]:
     limits = comparison.limits_of(run.file.profile)
     changes = trend.compare(same, trusted.runs, limits)
     changes += metric_levels.find_falls(same, trusted.runs, limits)
-    return [change.text for change in changes if change.verdict is Verdict.FAIL]
+    return [change.text for change in changes if change.is_measured_loss]
 
 
 def _failed_gates(run: StoredRun, trusted: Trusted) -> list[str]:
