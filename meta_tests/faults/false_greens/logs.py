@@ -16,6 +16,7 @@ from meta_tests.fakes.scripted_sessions import ACCEPTED, FALLBACK, attached_engi
 from meta_tests.faults.false_greens import Case, Kit, Outcome
 from meta_tests.two_steps import in_two_steps
 from sm121.core import profile
+from sm121.core.errors import UsageError
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import target
 from sm121.session.given_attached import GivenServer
@@ -49,7 +50,10 @@ def given_log(kit: Kit, write: Callable[[Path, Path], None], *server: str) -> Ou
     the server's own; FAIL if it is not."""
     log, copy = two_logs(kit)
     with attached_engine(log, *server) as (url, _), writing(write, log, copy):
-        file = file_of(kit, url, copy)
+        try:
+            file = file_of(kit, url, copy)
+        except UsageError as error:
+            return Outcome("refused", str(error))
     unproven = "; ".join(file.unproven)
     proven = file.engine.path.attention == "CPU_ATTN" and not unproven
     return Outcome("PASS" if proven else "INVALID", unproven)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from meta_tests.fakes.scripted_engine import lines_of_a_start
 from meta_tests.fakes.scripted_sessions import attached_engine
 from sm121.core import profile
+from sm121.core.errors import UsageError
 from sm121.core.server import Server
 from sm121.session import target
 from sm121.session.settings import Settings
@@ -78,3 +80,19 @@ def test_a_start_in_a_third_zone_names_the_variable_that_sets_it(attach, in_zone
     assert server.log is None
     assert "the log's last start is of" in server.why_no_log
     assert "set the variable TZ of the suite to that zone" in server.why_no_log
+
+
+def test_the_log_of_another_server_is_refused(tmp_path):
+    """A run with this log would be PASS without its kernel path."""
+    others = {
+        "expected a log of vllm 0.32.0, got one of 0.24.0": {"version": "0.24.0"},
+        "got one of other": {"model": "other", "path": "/models/other"},
+        "the log's last start is of": {"at": time.time() - 3 * 86400},
+    }
+    given = tmp_path / "given.log"
+    chosen = profile.load("cpu-tiny-gpt-oss")
+    with attached_engine(tmp_path / "server.log") as (url, _):
+        for why, start in others.items():
+            given.write_text(lines_of_a_start(**start))
+            with pytest.raises(UsageError, match=f"--server-log .* log of the server at .*{why}"):
+                target.attach_to(url, given, Settings(), chosen)

@@ -10,6 +10,7 @@ import datetime
 import re
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -33,6 +34,9 @@ _FIRST_LINE_AFTER = datetime.timedelta(seconds=-5)
 _FIRST_LINE_BEFORE = datetime.timedelta(seconds=300)
 #: Maximum difference of the clocks of two machines, in seconds.
 _CLOCKS = datetime.timedelta(minutes=2)
+#: No time zone is farther from UTC than 14 hours. A logged start that is farther than this from the
+#: start of the server's process is another start in any time zone.
+_FARTHEST_ZONE = datetime.timedelta(hours=15)
 _HOW = (
     "give the log that this server writes (vLLM: it must contain access lines, so start it "
     "without --disable-uvicorn-access-log, or with --enable-log-requests)"
@@ -46,7 +50,26 @@ _HOW_TO_FOLLOW = (
 _LARGEST_GROWTH_BYTES = 8 << 20
 
 
-def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None:
+@dataclass(frozen=True)
+class Doubt:
+    """Why a log is not proven to be the log of an attached server.
+
+    Attributes:
+        text: The reason, with the name of the log.
+        is_of_another: Whether the log is proven to be another server's.
+    """
+
+    text: str
+    is_of_another: bool
+
+
+@dataclass(frozen=True)
+class _Reason:
+    text: str
+    is_of_another: bool = False
+
+
+def doubt(server: Server, can: Capabilities, log: Path, name: str) -> Doubt | None:
     """Return why a log is not proven to be the log of an attached server; None if it is proven.
 
     Args:
@@ -56,9 +79,10 @@ def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None
         name: The file as the user named it.
     """
     if can.engine not in signatures.known_engines():
-        return (
+        return Doubt(
             f"the server at {server.endpoint.base_url} does not report its engine, so its log "
-            "cannot be read; name the engine with --engine"
+            "cannot be read; name the engine with --engine",
+            is_of_another=False,
         )
     try:
         path = read_log(log, can.engine)
@@ -69,25 +93,37 @@ def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None
             or _does_not_grow(server.endpoint, log, path)
         )
     except OSError as error:
-        reason = f"it cannot be read: {error.strerror or error}"
-    return f"{name} is not proven to be this server's: {reason}" if reason else None
+        reason = _Reason(f"it cannot be read: {error.strerror or error}")
+    if reason is None:
+        return None
+    if reason.is_of_another:
+        text = f"{name}: expected the log of the server at {server.endpoint.base_url}, got the log "
+        text += f"of another start: {reason.text}"
+    else:
+        text = f"{name} is not proven to be this server's: {reason.text}"
+    return Doubt(text, reason.is_of_another)
 
 
-def _wrong_release(path: KernelPath, can: Capabilities) -> str | None:
+def _wrong_release(path: KernelPath, can: Capabilities) -> _Reason | None:
     engine = can.engine
     version = can.version
-    if path.log.version is None:
-        return (
+    logged = path.log.version
+    if logged is None:
+        return _Reason(
             f"it has no start of {engine} (its beginning is missing, or another program wrote it)"
         )
     if version is None:
-        return f"the server does not report its version, the log shows {path.log.version}"
-    if version not in (path.log.version, path.log.version.partition("+")[0]):
-        return f"expected a log of {engine} {version}, got one of {path.log.version}"
-    return None
+        return _Reason(f"the server does not report its version, the log shows {logged}")
+    release = logged.partition("+")[0]
+    if version in (logged, release):
+        return None
+    return _Reason(
+        f"expected a log of {engine} {version}, got one of {logged}",
+        is_of_another=version.partition("+")[0] != release,
+    )
 
 
-def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
+def _wrong_model(path: KernelPath, endpoint: Endpoint) -> _Reason | None:
     with endpoint.http(timeout_s=10.0) as http:
         entry = entry_of(json_of(http, "/v1/models"), endpoint.served_name) or {}
     names = {endpoint.served_name}
@@ -95,13 +131,16 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
         names.add(entry["root"])
     logged = [name for name in (path.log.served_model, path.log.model) if name is not None]
     if not logged:
-        return "its last start names no model"
+        return _Reason("its last start names no model")
     if names.isdisjoint({*logged, *(Path(name).name for name in logged)}):
-        return f"expected a log of the model {endpoint.served_name}, got one of {logged[0]}"
+        return _Reason(
+            f"expected a log of the model {endpoint.served_name}, got one of {logged[0]}",
+            is_of_another=True,
+        )
     return None
 
 
-def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
+def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> _Reason | None:
     """Compare the time of the log's last start with the start in /metrics.
 
     A log has no time zone. Servers and containers log in UTC or in the zone of their machine, so
@@ -125,10 +164,14 @@ def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
         if is_first_line and stamps[-1] <= now_there + _CLOCKS:
             return None
     here = process_began.astimezone()
-    return (
-        f"the log's last start is of {logged}, the server's process began at "
-        f"{process_began:%F %T} UTC, {here:%F %T} here; if the server logs the time of another "
-        "zone, set the variable TZ of the suite to that zone"
+    began = f"the server's process began at {process_began:%F %T} UTC, {here:%F %T} here"
+    text = f"the log's last start is of {logged}, {began}"
+    assert logged is not None
+    if abs(logged - process_began.replace(tzinfo=None)) > _FARTHEST_ZONE:
+        return _Reason(text, is_of_another=True)
+    return _Reason(
+        f"{text}; if the server logs the time of another zone, set the variable TZ of the suite "
+        "to that zone"
     )
 
 
@@ -139,23 +182,26 @@ def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
         yield raw.decode("utf-8", "replace")
 
 
-def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> str | None:
+def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> _Reason | None:
     """Send requests with a mark, and search for it in the new lines of the log."""
     mark = f"sm121-{uuid.uuid4().hex}"
     size_before = log.stat().st_size
     try:
         _send_marked(endpoint, mark)
     except httpx.HTTPError as error:
-        return f"the server answered no request of the suite ({type(error).__name__}: {error})"
+        why = f"{type(error).__name__}: {error}"
+        return _Reason(f"the server answered no request of the suite ({why})")
     if not until(lambda: mark in _written(log, size_before), _WRITTEN_WITHIN_S, every_s=0.05):
         how = _HOW if log.stat().st_size > size_before else _HOW_TO_FOLLOW
-        return f"no line of it follows requests that are sent to {endpoint.base_url}; {how}"
+        return _Reason(
+            f"no line of it follows requests that are sent to {endpoint.base_url}; {how}"
+        )
     line = next(line for line in _written(log, size_before).splitlines() if mark in line)
     answered = _PID.search(line)
     starter = _first_pid(_last_start(path, log))
     if starter is None or answered is None or answered[1] == starter:
         return None  # one process wrote both, or the lines have no pid
-    return (
+    return _Reason(
         f"several servers write to it: process {starter} logged the last start, but process "
         f"{answered[1]} answered"
     )

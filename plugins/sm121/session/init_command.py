@@ -211,8 +211,8 @@ def _attached(request: Request, url: str, say: Say) -> tuple[Server, Capabilitie
     if can.engine in signatures.known_engines():
         server = dataclasses.replace(server, reader=can.engine)
     if request.log is not None:
-        why = attached_log.doubt(server, can, request.log, f"--server-log {request.log}")
-        if why is not None:
-            say(f"log: not read: {why}")
-            server = dataclasses.replace(server, log=None, why_no_log=why)
+        doubt = attached_log.doubt(server, can, request.log, f"--server-log {request.log}")
+        if doubt is not None:
+            say(f"log: not read: {doubt.text}")
+            server = dataclasses.replace(server, log=None, why_no_log=doubt.text)
     return server, can

@@ -204,7 +204,8 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
         The server. It has the log only if the log is proven to belong to this server.
 
     Raises:
-        UsageError: The server does not answer, or is not the one that was asked for.
+        UsageError: The server does not answer, or is not the one that was asked for. Or the log is
+            proven to be of another server.
     """
     given = settings.attached
     default_name = chosen.model.served_name
@@ -223,8 +224,13 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
         server = dataclasses.replace(server, reader=can.engine)
     if log is not None:
         doubt = attached_log.doubt(server, can, log, _log_name(log, settings))
+        if doubt is not None and doubt.is_of_another:
+            raise UsageError(
+                f"{doubt.text}. Give the log that this server writes, or give none: the kernel "
+                "path is then not proven"
+            )
         if doubt is not None:
-            server = dataclasses.replace(server, log=None, why_no_log=doubt)
+            server = dataclasses.replace(server, log=None, why_no_log=doubt.text)
     if settings.target.served_name is None:
         _refuse_another_model(server, url, chosen)
     return server
