@@ -203,6 +203,11 @@ def compared(tmp_path, **changed) -> list[comparison.Source]:
             id="profile p2 profile_shipped False, profile's digest: p1",
         ),
         pytest.param(
+            {"profile": "p2", "configuration": "stock"},
+            "the configuration of profile gb10: none and stock",
+            id="configuration with its own gates",
+        ),
+        pytest.param(
             {"plan": "quick"}, "plan: full and quick", id="plan quick, plan: full and quick"
         ),
         pytest.param(

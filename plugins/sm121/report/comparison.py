@@ -197,11 +197,23 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
     for (one, first), (other, second) in itertools.combinations(newer, 2):
         found = differences(first, second)
         if found:
-            field = found[0]
+            field = _by_configuration(first, second) or found[0]
             raise UsageError(
                 f"{one} and {other} differ in {field.name}: {field.one or 'none'} and "
                 f"{field.other or 'none'}; {_MIXED_HINT}"
             )
+
+
+def _by_configuration(one: VerdictFile, other: VerdictFile) -> Difference | None:
+    """Return the different configurations of one profile, which have different gates; or None."""
+    first = one.fingerprint or Fingerprint()
+    second = other.fingerprint or Fingerprint()
+    if one.profile != other.profile or first.profile == second.profile:
+        return None
+    if first.configuration == second.configuration:
+        return None
+    name = f"the configuration of profile {one.profile}"
+    return Difference(name, first.configuration, second.configuration)
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
