@@ -26,6 +26,7 @@ from sm121.run.record import RunRecord, Target
 
 #: Checks of an attached server are this many times rarer, because each one sends requests.
 _ATTACHED_CHECKS_LAST = 5
+_CANNOT_RESTART = "the attached server no longer answers, and the suite cannot restart it"
 
 
 class CrashReports(Protocol):
@@ -218,6 +219,8 @@ class Servers:
         Args:
             lately_s: Skip the check if the last one is not older than this many seconds.
 
+        If the attached server is gone, no further test runs.
+
         Returns:
             The report of the stop; None if the server is alive, or is attached.
         """
@@ -227,6 +230,8 @@ class Servers:
             return None
         is_managed = isinstance(life, ManagedLife)
         if not is_managed:
+            if life.accounted and self.record.halted is not None:
+                return None  # No test runs, so no result depends on what answers now.
             lately_s *= _ATTACHED_CHECKS_LAST
         state = life.state(asked_within_s=lately_s)
         if isinstance(state, Alive) or life.accounted:
@@ -242,6 +247,8 @@ class Servers:
             self.replaced = state.detail
             for event in beside.void(self.record.file, state.detail):
                 self.record.emit(event)
+        elif not is_managed:
+            self.record.emit(Distrusted(_CANNOT_RESTART))
         return self.stops.get(f"{name}.log")
 
     def stop_crashed(self, why_distrusted: str | None) -> None:
@@ -258,8 +265,7 @@ class Servers:
         life = self.life
         if self.pool is None:
             if life is not None and not life.answers():
-                why = "the attached server no longer answers, and the suite cannot restart it"
-                self.record.emit(Distrusted(why))
+                self.record.emit(Distrusted(_CANNOT_RESTART))
             return
         if life is not None:
             life.account()  # The report of its crash already contains its log.
