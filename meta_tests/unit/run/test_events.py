@@ -6,6 +6,7 @@ import math
 import os
 import re
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from sm121.cli import main
 from sm121.core.errors import UsageError
 from sm121.core.json_text import json_text
 from sm121.core.verdict import Verdict
-from sm121.run import details, events, fold, stored_run, verdict_file
+from sm121.run import details, events, fold, merge, stored_run, verdict_file
 from sm121.run.cell_record import CellOutcome
 from sm121.run.details import FailureDetail, Samples, Series
 from sm121.run.event_log import EventLog
@@ -222,6 +223,15 @@ def test_a_decision_after_the_end_opens_the_run_again(tmp_path):
     left = TestReport(id="end of the run::x", level="smoke", verdict="FAIL")
     again = fold.fold([*told, Stamped(1.0, Decided(left))])
     assert not again.finished and again.verdict is Verdict.FAIL
+
+
+def test_an_interrupted_run_has_the_status_of_pytest(tmp_path):
+    file = verdict_file.read(report_runs.write("pass", tmp_path) / verdict_file.NAME)
+    *told, closed = events_of(file)
+    ended = replace(closed, finished=False, interrupted=True, verdict=Verdict.NOT_RUN)
+    interrupted = fold.fold([Stamped(0.0, event) for event in [*told, ended]])
+    assert interrupted.verdict is Verdict.NOT_RUN and interrupted.exit_status == 2
+    assert merge.contradiction(interrupted) is None, "it was not edited"
 
 
 def test_lines_can_be_read_by_any_program(tmp_path):

@@ -5,6 +5,9 @@ from enum import StrEnum
 
 from sm121.core.errors import Sm121Error
 
+#: The exit status of a run that was interrupted by a signal, as of pytest.
+INTERRUPTED = 2
+
 
 class Verdict(StrEnum):
     """The verdict of a test, a level or a run."""

@@ -14,6 +14,7 @@ from pytest_gpu_arch.expression import architectures_asked_for
 from sm121.core import own_tests
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact
+from sm121.core.verdict import INTERRUPTED
 from sm121.plugin import (
     answers,
     comparing,
@@ -29,7 +30,7 @@ from sm121.plugin.stash import REPORT, SESSION, SETTINGS
 from sm121.plugin.workers import GROUP, GROUPED, REFUSED
 from sm121.report import merging
 from sm121.run import directory as report_directory
-from sm121.run import stored_run
+from sm121.run import stored_run, verdict_file
 from sm121.run.event_log import EventLog
 from sm121.run.record import RunRecord
 from sm121.run.run import Run
@@ -162,6 +163,9 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     deaths = [] if interrupted else _deaths(config, parts)
     architectures = architectures_asked_for(expressions.marker_expression(config))
     whole, known = merging.join(settings.report_dir, parts, deaths)
+    if interrupted:
+        whole.exit_status = INTERRUPTED
+        verdict_file.write(whole, settings.report_dir / verdict_file.NAME)
     record = RunRecord(
         directory=settings.report_dir,
         log=EventLog(whole),

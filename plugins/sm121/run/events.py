@@ -286,6 +286,8 @@ class Closed:
     #: Why the certificate has no oracle; earlier versions did not record it.
     no_oracle: str | None = None
     duration_s: float
+    #: Whether a signal ended the run.
+    interrupted: bool = False
     kind: Literal["closed"] = "closed"
 
 

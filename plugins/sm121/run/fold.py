@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from sm121.core.verdict import Verdict
+from sm121.core.verdict import INTERRUPTED, Verdict
 from sm121.run import events
 from sm121.run.cell_record import CellRecord
 from sm121.run.details import Details
@@ -106,6 +106,8 @@ class Fold:
         if self.closed is not None:
             self.file.settle(self.closed.verdict)
             self.file.reason = self.closed.reason
+            if self.closed.interrupted:
+                self.file.exit_status = INTERRUPTED
 
     def apply(self, event: Event) -> None:
         """Apply an event.

@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sm121.core.verdict import Verdict, worst
+from sm121.core.verdict import INTERRUPTED, Verdict, worst
 from sm121.kernels import serving
 from sm121.machine.box import BoxState
 from sm121.run import served
@@ -285,7 +285,8 @@ def contradiction(file: VerdictFile) -> str | None:
     judged = _judged_again(file)
     if worst([file.verdict, judged.verdict]) is not file.verdict:
         return f"its verdict is {file.verdict}, but its tests result in {judged.verdict}"
-    if file.exit_status != file.verdict.exit_status:
+    is_interrupted = not file.finished and file.exit_status == INTERRUPTED
+    if file.exit_status != file.verdict.exit_status and not is_interrupted:
         return f"its verdict is {file.verdict}, its exit status {file.exit_status}"
     for name in {*file.levels, *judged.levels}:
         if judged.levels.get(name) != file.levels.get(name):

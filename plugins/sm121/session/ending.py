@@ -27,7 +27,13 @@ class CertificateGaps:
 
 
 def closed(
-    record: RunRecord, settings: Settings, target: Target, gaps: CertificateGaps, *, finished: bool
+    record: RunRecord,
+    settings: Settings,
+    target: Target,
+    gaps: CertificateGaps,
+    *,
+    finished: bool,
+    interrupted: bool = False,
 ) -> Closed:
     """Return the last event of a run. A run whose report cannot be written is not PASS.
 
@@ -37,6 +43,7 @@ def closed(
         target: The target of the run.
         gaps: Further facts for a certificate.
         finished: Whether every selected test has a verdict.
+        interrupted: Whether a signal ended the run.
 
     Returns:
         The verdict of the run with its reason, and whether the run is certified.
@@ -54,6 +61,7 @@ def closed(
         certified=file.certified,
         no_oracle=file.no_oracle,
         duration_s=record.log.age_s,
+        interrupted=interrupted,
     )
 
 

@@ -168,9 +168,15 @@ class Session:
             gaps = ending.CertificateGaps(
                 self.selected.deselected, self.selected.inapplicable, self.kernel.unread
             )
-            run.record.emit(
-                ending.closed(run.record, self.settings, run.target, gaps, finished=finished)
+            closed = ending.closed(
+                run.record,
+                self.settings,
+                run.target,
+                gaps,
+                finished=finished,
+                interrupted=self.interrupted,
             )
+            run.record.emit(closed)
             self.write_verdict()
             self.crashes.after_unwritten(run.servers)
             if run.record.unwritten is None:
