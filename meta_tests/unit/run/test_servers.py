@@ -73,6 +73,14 @@ def test_no_test_waits_for_an_attached_server_that_is_gone(run, replaced):
     assert [test.verdict for test in run.record.file.tests] == [Verdict.FAIL]
 
 
+def test_an_interrupted_run_does_not_wait_for_a_hanging_attached_server(run):
+    life = DeadLife(replaced=False)
+    run.servers.begin(mock.Mock(), life=life)
+    run.servers.interrupted = True
+    run.servers.look()
+    assert life.looks == 0
+
+
 def test_the_memory_of_an_attached_server_is_looked_at_once(run):
     life = LateLife()
     run.servers.begin(mock.Mock(), life=life)

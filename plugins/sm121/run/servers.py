@@ -90,6 +90,9 @@ class Servers:
     crashes: CrashReports = field(default_factory=NoCrashReports)
     #: The number of the suite's servers that were stopped after a crash.
     crashed: int = field(default=0, init=False)
+    #: Whether a signal ended the run. Then an attached server is asked nothing more, because a
+    #: server that hangs would delay the end.
+    interrupted: bool = field(default=False, init=False)
     #: Samples the memory of the server's processes; None before there is a server to watch.
     sampler: ResourceSampler | None = field(default=None, init=False)
 
@@ -230,7 +233,8 @@ class Servers:
             return None
         is_managed = isinstance(life, ManagedLife)
         if not is_managed:
-            if life.accounted and self.record.halted is not None:
+            is_gone = life.accounted and self.record.halted is not None
+            if is_gone or self.interrupted:
                 return None  # No test runs, so no result depends on what answers now.
             lately_s *= _ATTACHED_CHECKS_LAST
         state = life.state(asked_within_s=lately_s)

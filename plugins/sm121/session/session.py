@@ -111,6 +111,7 @@ class Session:
     def interrupt(self) -> None:
         """Note that the run was interrupted, so it does not count as finished."""
         self.interrupted = True
+        self.run.servers.interrupted = True
 
     def before_test(self, test: str, level: str) -> None:
         """Check the server before a test, so that the test is not blamed for an earlier end.
