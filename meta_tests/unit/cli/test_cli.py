@@ -281,3 +281,23 @@ def test_libraries_of_no_engine_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(libraries, "engine_places", lambda python: [])
     assert cli.main(["path", "--libraries"]) == 4
     assert "--libraries: expected one of vllm, flashinfer" in capsys.readouterr().err
+
+
+def test_output_whose_reader_has_ended_is_no_error(monkeypatch, capsys):
+    """``sm121 testlog RUN | head`` printed "expected files that can be read and written"."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        assert cli.main(["schema", "verdict"]) == 1
+    assert not capsys.readouterr().err
+
+
+def test_an_interrupted_command_is_one_line(monkeypatch, capsys):
+    def waits(_options: object) -> int:
+        raise KeyboardInterrupt
+
+    options = SimpleNamespace(command="health", run=waits)
+    monkeypatch.setattr(cli, "parser", lambda: SimpleNamespace(parse_args=lambda _words: options))
+    assert cli.main(["health"]) == 2
+    assert capsys.readouterr().err == "sm121 health: interrupted\n"

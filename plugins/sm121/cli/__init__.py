@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from sm121.cli.command import EXIT_USAGE, Commands
 from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import Sm121Error
 from sm121.core.files import cause_of
+from sm121.core.verdict import INTERRUPTED
 
 #: For each title in ``sm121 --help``: the function that adds the commands below it.
 GROUPS: dict[str, Callable[[Commands], None]] = {
@@ -31,6 +33,9 @@ OF_A_CHECKOUT = (
     "tolerances",
     "reference",
 )
+#: The status if the reader of the output has ended, as in ``sm121 testlog RUN | head``. It is not
+#: 0, because the result may be negative.
+_UNREAD = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,8 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The arguments after ``sm121``. None: the arguments of this process.
 
     Returns:
-        The exit status: 0, or 1 for a negative result, or 4 for a usage error, which is printed
-        as one line on standard error. ``merge`` returns the status of the merged run.
+        The exit status: 0, or 1 for a negative result, or 2 after Ctrl-C, or 4 for a usage error.
+        The last two are printed as one line on standard error. ``merge`` returns the status of the
+        merged run.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:
@@ -58,15 +64,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         status: int = options.run(options) or 0
+        sys.stdout.flush()
     except InvalidArgumentsError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     except (Sm121Error, ValueError) as error:
         print(f"sm121 {options.command}: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except BrokenPipeError:
+        _drop_output()
+        return _UNREAD
     except OSError as error:
         print(f"sm121 {options.command}: {_unusable(error)}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"sm121 {options.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         print(
             f"sm121 {options.command}: needs {error.name}: pip install 'sm121-conformance[cpu]'",
@@ -74,6 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return EXIT_USAGE
     return status
+
+
+def _drop_output() -> None:
+    """Let Python write the rest of the output nowhere, as its last flush would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _unusable(error: OSError) -> str:
