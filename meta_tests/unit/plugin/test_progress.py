@@ -25,7 +25,7 @@ from sm121.plugin.progress import Progress
 from sm121.plugin.stash import REPORT
 from sm121.report import stored
 from sm121.report.crash_list import Crash
-from sm121.run.machine_report import CrashReport
+from sm121.run.machine_report import BoxReport, CrashReport
 from sm121.run.verdict_file import TestReport
 from sm121.session.forecast import Check, Expected, Forecast
 from sm121.session.settings import Settings
@@ -302,6 +302,30 @@ def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
     assert "openai/" in long.output, "who asks for it gets pytest's own"
 
 
+def closing_lines(report: stored.StoredReport) -> list[str]:
+    """Return the closing lines of a run that pytest-benchmark stores."""
+    lines: list[str] = []
+    config = SimpleNamespace(stash={REPORT: report}, getoption=lambda *_names: "text")
+    reporter = SimpleNamespace(
+        section=lines.append, write=lambda text: lines.extend(text.splitlines()), config=config,
+        write_line=lambda text, **_: lines.append(text), _tw=SimpleNamespace(fullwidth=100),
+    )  # fmt: skip
+    of_run = stand_in(file=report.run, ledger=(), directory=report.directory)
+    terminal.closing(reporter, SimpleNamespace(run=of_run, settings=Settings()))
+    return lines
+
+
+@pytest.mark.parametrize("state", ["DEGRADED", "QUALIFIED"])
+def test_a_stored_run_of_a_degraded_machine_is_no_baseline(tmp_path, state):
+    report = stored.read(report_runs.write("pass", tmp_path / "report"))
+    report.run.box = BoxReport(state=state, reason="other processes use the GPU: [7]")
+    expected = (
+        "stored run: no later run is compared with it, because the box was DEGRADED: other "
+        "processes use the GPU: [7]"
+    )
+    assert (expected in closing_lines(report)) is (state == "DEGRADED")
+
+
 def test_the_end_of_a_run_fits_a_screen_with_hostile_names(tmp_path):
     """Ids, models and summaries of any length; a served model may contain escape sequences."""
     directory = report_runs.write("fail", tmp_path / "report")
@@ -321,17 +345,7 @@ def test_the_end_of_a_run_fits_a_screen_with_hostile_names(tmp_path):
     )  # fmt: skip
     run.crashes = [CrashReport.model_validate(c.model_dump(), extra="ignore") for c in crashes]
     run.judge()
-    lines: list[str] = []
-    config = SimpleNamespace(
-        stash={REPORT: dataclasses.replace(report, crashes=crashes)}, getoption=lambda _name: "text"
-    )
-    reporter = SimpleNamespace(
-        section=lines.append, write=lambda text: lines.extend(text.splitlines()), config=config,
-        write_line=lambda text, **_: lines.append(text), _tw=SimpleNamespace(fullwidth=100),
-    )  # fmt: skip
-    of_run = stand_in(file=run, ledger=(), directory=directory)
-    session = SimpleNamespace(run=of_run, settings=Settings())
-    terminal.closing(reporter, session)
+    lines = closing_lines(dataclasses.replace(report, crashes=crashes))
     assert all(line.isprintable() for line in lines)
     assert sum(-(-max(len(line), 1) // 100) for line in lines) <= 40, "\n".join(lines)
     assert lines[-1].startswith("FAIL: ") and str(directory / "crashes/1") in "".join(lines)

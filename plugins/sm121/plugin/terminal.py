@@ -14,6 +14,7 @@ from sm121.core.printable import printable
 from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
 from sm121.core.waivers import Waiver
+from sm121.machine.box import BoxState
 from sm121.measure import number_table
 from sm121.plugin import expressions, held_output, larger_plans, planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
@@ -208,6 +209,14 @@ def _left_out(config: pytest.Config) -> list[str]:
     return [*lines, *config.stash.get(selection.LEFT_OUT, [])]
 
 
+def _no_baseline(config: pytest.Config, run: VerdictFile) -> list[str]:
+    """Return one line if the run is stored, but cannot be a baseline."""
+    if not selection.stores(config) or not run.metrics or run.box.state != BoxState.DEGRADED:
+        return []
+    why = headline.brief(run.box.reason or "reason unknown", 80)
+    return [f"stored run: no later run is compared with it, because the box was DEGRADED: {why}"]
+
+
 def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     """Show the levels, the findings, the main numbers, and the verdict as the last line.
 
@@ -251,7 +260,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         hidden_gates=key_numbers.not_shown(file),
         bound_doubt=key_numbers.bound_doubt(file),
         page=page,
-        left_out=_left_out(terminal.config),
+        left_out=[*_left_out(terminal.config), *_no_baseline(terminal.config, file)],
         headline=conclusion,
         action=action,
         brief=headline.brief,
