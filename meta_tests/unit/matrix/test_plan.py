@@ -1,10 +1,16 @@
 """Axes that a profile leaves out of its matrix, with a reason."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.matrix import covering, feature_matrix, plan
+from sm121.plugin import matrix, terminal
+from sm121.plugin.stash import SETTINGS
+from sm121.session.given_target import GivenTarget
+from sm121.session.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 
@@ -58,3 +64,20 @@ def test_an_unknown_axis_cannot_be_left_out():
     settings = chosen.matrix.model_copy(update={"left_out": {"graph": "a typing error"}})
     with pytest.raises(UsageError, match=r"left_out: expected axes of cpu \(.*\), got graph$"):
         plan.space_of(chosen.model_copy(update={"matrix": settings}))
+
+
+@pytest.mark.parametrize("strength", ["9", "99"])
+def test_no_cells_are_computed_on_a_machine_that_examines_none(monkeypatch, strength):
+    """`pytest -m sm121 --plan full --matrix=9` without a GPU was silent for 20 s."""
+    monkeypatch.delattr(covering, "build")
+    chosen = profile.load("sm121-gpt-oss-120b")
+    settings = Settings(target=GivenTarget(profile=chosen))
+    config = SimpleNamespace(
+        stash={SETTINGS: settings, terminal.NOTHING_RUNS: True},
+        getoption={"--matrix": strength, "--matrix-axes": None}.get,
+    )
+    if strength == "9":
+        matrix.refuse_wrong_options(config)
+    else:
+        with pytest.raises(UsageError, match="--matrix 99: expected at most 9"):
+            matrix.refuse_wrong_options(config)

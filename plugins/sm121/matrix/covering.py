@@ -101,6 +101,24 @@ def parse_strength(text: str) -> Strength:
     return int(text)
 
 
+def require_strength(space: Space, strength: Strength) -> None:
+    """Require a strength of at most the number of axes.
+
+    Args:
+        space: The axes.
+        strength: The number of values that are combined in all ways.
+
+    Raises:
+        OptionError: The strength is larger than the number of axes.
+    """
+    if isinstance(strength, int) and strength > len(space.axes):
+        raise OptionError(
+            "--matrix",
+            f"{strength}: expected at most {len(space.axes)}, the number of axes, or full "
+            f"({', '.join(space.axes)})",
+        )
+
+
 def build(space: Space, strength: Strength = 2) -> Array:
     """Choose the cells: the baseline, the named ones, pairs of features, and the array.
 
@@ -112,12 +130,7 @@ def build(space: Space, strength: Strength = 2) -> Array:
         OptionError: The strength is larger than the number of axes.
         Sm121Error: The array of `covertable` is wrong.
     """
-    if isinstance(strength, int) and strength > len(space.axes):
-        raise OptionError(
-            "--matrix",
-            f"{strength}: expected at most {len(space.axes)}, the number of axes, or full "
-            f"({', '.join(space.axes)})",
-        )
+    require_strength(space, strength)
     builder = _Builder(space, strength)
     builder.add_cell(space.baseline, "baseline")
     if strength != "none":

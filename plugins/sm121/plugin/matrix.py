@@ -7,9 +7,11 @@ import pytest
 
 from sm121.core import errors, verdict
 from sm121.engines.registry import Installed
+from sm121.matrix import covering
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.plan import CellPlan, make_plan, refuse_arguments, space_of
 from sm121.matrix.space import identity
+from sm121.plugin import terminal
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session import target
 from sm121.session.session import Session
@@ -70,6 +72,11 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
     if chosen.matrix is None:
         if any(option not in (None, "none") for option in (axes_file, strength)):
             raise errors.UsageError(f"--matrix: profile {chosen.name} has no [matrix]")
+        return None
+    if terminal.NOTHING_RUNS in config.stash and strength is not None:
+        # The cells of `--matrix=9` take 20 s, and this machine examines none of them.
+        space = space_of(chosen, axes_file, settings.engine.name)
+        covering.require_strength(space, covering.parse_strength(strength))
         return None
     engine = Installed()
     if settings.base_url is None:
@@ -139,18 +146,18 @@ def end(config: pytest.Config, *, interrupted: bool) -> None:
         level.write(interrupted=interrupted)
 
 
-def show_account(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
+def show_account(reporter: "pytest.TerminalReporter", config: pytest.Config) -> None:
     """Show the results of the cells.
 
     Args:
-        terminal: The terminal reporter of pytest.
+        reporter: The terminal reporter of pytest.
         config: The configuration of pytest.
     """
     level = config.stash.get(_MATRIX, None)
     if level is not None and level.records:
-        terminal.section("matrix")
+        reporter.section("matrix")
         for line in level.account():
-            terminal.write_line(line)
+            reporter.write_line(line)
 
 
 def _level(config: pytest.Config, session: Session) -> MatrixLevel:
