@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import sm121.fixtures
 
+from meta_tests.folders import DATA
 from sm121 import cli
 from sm121.cli import OF_A_CHECKOUT
 from sm121.compilation import libraries
@@ -92,6 +94,11 @@ from sm121.compilation import libraries
             ("path", "--libraries", "/nonexistent/x.so"),
             "expected a file or a folder, got no such path. Give --libraries without a path",
             id="path --libraries /nonexistent/x.so, expected a file or",
+        ),
+        pytest.param(
+            ("path", "--metrics", "README.md"),
+            "--metrics README.md: expected the text of /metrics, got a text without a metric",
+            id="path --metrics README.md, a text that is no /metrics",
         ),
         pytest.param(
             ("path", "--libraries", "/bin/sh", "--gpu", "gb10"),
@@ -269,6 +276,24 @@ def test_a_log_on_standard_input_is_named_so(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", piped)
     assert cli.main(["path", "-"]) == 4
     assert "standard input: expected the log of a server" in capsys.readouterr().err
+
+
+def test_a_log_in_a_pipe_is_read(capsys):
+    """As bash gives it for ``sm121 path <(docker logs NAME)``."""
+    read, write = os.pipe()
+    log = DATA / "gb10" / "unfused_0804_clean.log"
+    writer = threading.Thread(target=_write, args=(write, log.read_bytes()))
+    writer.start()
+    assert cli.main(["path", f"/dev/fd/{read}"]) == 0
+    writer.join()
+    os.close(read)
+    shown = capsys.readouterr().out
+    assert shown.startswith("vllm 0.14.0+mxfp4") and "/dev/fd" not in shown
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
 
 
 def test_path_without_docker_names_the_other_sources(monkeypatch, capsys, tmp_path):

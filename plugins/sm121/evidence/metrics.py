@@ -62,6 +62,15 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
     return changed
 
 
+def has_any(text: str) -> bool:
+    """Return whether a text contains a metric of an engine, as ``vllm:num_requests_running``.
+
+    Args:
+        text: The text. The names of all known engines' metrics begin with the engine and a colon.
+    """
+    return any(samples_of(text, lambda name: ":" in name))
+
+
 def total(text: str, name: str) -> float | None:
     """Return the sum of the samples of a metric.
 

@@ -91,8 +91,9 @@ def of_run(plan: CellPlan) -> list[str]:
     """Return the size of a run's matrix: one line on the axes, one on the cells."""
     space = plan.space
     array = plan.array
+    axes = "1 axis" if len(space.axes) == 1 else f"{len(space.axes)} axes"
     return [
-        f"{space.engine} {space.version or '(version unknown)'}: {len(space.axes)} axes "
+        f"{space.engine} {space.version or '(version unknown)'}: {axes} "
         f"({', '.join(space.axes)}), {space.product} combinations",
         f"strength {array.strength}: {len(array.cells)} cells; {_coverage(space, array)}",
     ]

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
@@ -102,7 +102,7 @@ def run(request: Request) -> None:
 
 @contextlib.contextmanager
 def _logs(request: Request) -> Iterator[tuple[Path, ...]]:
-    """Yield the log files. Standard input and a container's log are copied to files."""
+    """Yield the log files. Standard input, pipes and a container's log are copied to files."""
     if request.container is not None:
         followed = FollowedLog.of_container(
             request.container, follow=False, instead="sm121 path LOG"
@@ -115,12 +115,30 @@ def _logs(request: Request) -> Iterator[tuple[Path, ...]]:
             raise UsageError(
                 "-: expected a log on standard input: docker logs NAME 2>&1 | sm121 path -"
             )
-        with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-            copy.flush()
-            yield (Path(copy.name),)
+        with _copied(sys.stdin.buffer) as copy:
+            yield (copy,)
     else:
-        yield request.logs
+        with contextlib.ExitStack() as copies:
+            logs = list(request.logs)
+            for number, given in enumerate(request.logs):
+                if given.is_fifo():  # as bash gives for <(docker logs NAME)
+                    with given.open("rb") as stream:
+                        logs[number] = copies.enter_context(_copied(stream))
+            yield tuple(logs)
+
+
+@contextlib.contextmanager
+def _copied(stream: BinaryIO) -> Iterator[Path]:
+    """Copy a stream to its end, and yield the file."""
+    with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
+        shutil.copyfileobj(stream, copy)
+        copy.flush()
+        yield Path(copy.name)
+
+
+def _is_stream(request: Request) -> bool:
+    """Whether the first log is standard input or a pipe, which has no name for other commands."""
+    return request.logs[:1] == (_STDIN,) or request.logs[0].is_fifo()
 
 
 @dataclass
@@ -145,6 +163,11 @@ class _Reading:
             self._read_log(known, engine)
         if self.request.metrics is not None:
             text = self.request.metrics.read_text("utf-8", "replace")
+            if not metrics.has_any(text):
+                raise UsageError(
+                    f"--metrics {self.request.metrics}: expected the text of /metrics, got a text "
+                    f"without a metric of an engine. {_SAVE_METRICS}"
+                )
             self.path = metrics.with_metrics(self.path, text, engine)
         if self.request.jit_caches is not None:
             self._read_jit_caches(self.request.jit_caches)
@@ -237,7 +260,7 @@ class _Reading:
                 cause=self.cause.summary, owner=self.cause.owner, remedy=self.cause.remedy
             )
         file: Path | None = None
-        if self.request.container is None and self.request.logs[:1] != (_STDIN,):
+        if self.request.container is None and not _is_stream(self.request):
             file = self.logs[0]
         source = path_outlook.LogSource(file, self.request.container)
         self.answer["next"] = path_outlook.next_step(self.path, engine, self.cause, source)
