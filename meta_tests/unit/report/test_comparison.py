@@ -159,6 +159,13 @@ def test_compared_runs_show_failures_and_kernels(files, tmp_path, capsys):
     assert "| kv_cache_dtype | - | f16 |" in out and "| memory_peak_gib | other | 3.00 |" in out
 
 
+def test_runs_without_a_value_have_no_empty_table(tmp_path, capsys):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps(verdict()))
+    out = table_of(capsys, tmp_path / "a.json", tmp_path / "b.json")
+    assert out.startswith("No run has a measured value.\n\n## Kernels"), out
+
+
 @pytest.mark.parametrize(
     "text",
     [
