@@ -80,6 +80,13 @@ STARTS = [metric("startup_s", [v]) for v in (100.0, 103.0, 99.0, 101.0)]
         pytest.param(STARTS, None, (115.0,), "PASS", id="STARTS, 115.0, PASS"),
         pytest.param(STARTS, 1, (150.0,), "INCONCLUSIVE", id="STARTS, 1, 150.0, INCONCLUSIVE"),
         pytest.param(STARTS, 1, (130.0,), "NOT_RUN", id="STARTS, 1, 130.0, NOT_RUN"),
+        pytest.param(
+            (metric("itl_p50", mul([20.0], 1200)),),
+            None,
+            mul([23.0], 1200),
+            "FAIL",
+            id="a median of 1200 gaps between tokens, FAIL",
+        ),
         # a rate of zero
         pytest.param(
             (metric("tg32@d0", [60, 61]),),

@@ -307,8 +307,11 @@ def _is_percentile(metric: StoredMetric) -> bool:
 
 def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
     """Whether samples cannot decide: a percentile, or too few samples for significance."""
+    if _is_percentile(now):
+        return True
     few, many = sorted((len(now.samples), len(before.samples)))
-    return _is_percentile(now) or 1.0 / comb(few + many, few) >= _SIGNIFICANT
+    # Compared as integers: with a thousand samples the number of orders is too large for a float.
+    return comb(few + many, few) <= round(1.0 / _SIGNIFICANT)
 
 
 def _judge_without_scatter(
