@@ -57,8 +57,8 @@ _SPECULATING = (
     *("--speculative-config", _NGRAMS),
     *("--worker-extension-cls", "speculation_saboteur.Saboteur"),
 )
-#: An id that no answer contains, in place of the token that ends an answer.
-_NEVER = 1017
+#: Special tokens that no answer contains, by family. One replaces the token that ends an answer.
+_NEVER = {"qwen3": "<|endoftext|>", "llama": "<think>"}
 
 
 def wrong_rope(checkpoint: Path) -> None:
@@ -86,11 +86,13 @@ def another_template(checkpoint: Path) -> None:
 
 def dropped_stop(checkpoint: Path) -> None:
     """Name another token as the end of an answer."""
-    for name in ("generation_config.json", "config.json"):
-        _edit(checkpoint / name, eos_token_id=_NEVER)
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    text = _NEVER[config["model_type"]]
     tokens = json.loads((checkpoint / "tokenizer.json").read_text("utf-8"))["added_tokens"]
     # A text without an id would become a token beyond the model's vocabulary.
-    (text,) = (token["content"] for token in tokens if token["id"] == _NEVER)
+    (number,) = (token["id"] for token in tokens if token["content"] == text)
+    for name in ("generation_config.json", "config.json"):
+        _edit(checkpoint / name, eos_token_id=number)
     _edit(checkpoint / "tokenizer_config.json", eos_token=text)
 
 
