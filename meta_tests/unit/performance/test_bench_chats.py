@@ -9,11 +9,13 @@ import pytest
 from meta_tests.fakes.loopback import JsonHandler, serving
 from meta_tests.fakes.run_events import stand_in
 from sm121.answers import exam
+from sm121.client import timed_process
 from sm121.core import level_settings, profile, unmet
 from sm121.core.profile_fields import Gate
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Severity
 from sm121.evidence.kernel_path import KernelPath
+from sm121.measure import counters
 from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench
@@ -195,6 +197,29 @@ def test_known_answers_are_asked_again_at_the_end(monkeypatch, tmp_path, later, 
             wrong = pytest.raises(unmet.Unmet, match="the known answers, as before the measurement")
             with nullcontext() if later == "Paris" else wrong:
                 bench.last_look(recorder)
+
+
+@pytest.mark.parametrize(("method", "natural"), [("none", False), (None, True), ("mtp", True)])
+def test_counters_of_drafts_prove_none_where_the_log_does(monkeypatch, tmp_path, method, natural):
+    """llama-server always has counters of drafts; its log shows that it has no drafter."""
+    monkeypatch.setattr(counters, "fetch", lambda _endpoint: SimpleNamespace(values={"drafts": 0}))
+    monkeypatch.setattr(timed_process, "TimedProcess", lambda *_: nullcontext())
+    texts = []
+
+    def end(measured: MeasuredServer) -> None:
+        texts.extend(measured.prompts.texts)
+        raise NotRun("only the choice of the texts is tested")
+
+    monkeypatch.setattr(MeasuredServer, "_probe", end)
+    endpoint = Endpoint("http://127.0.0.1:9", "k", "m")
+    server = Server(endpoint, False, "llama-cpp", "b11549", None, None, None)
+    run = stand_in(
+        server=lambda: server, profile=CPU, directory=tmp_path, say=print,
+        of=lambda _server: KernelPath(speculative=method), follow_log=lambda: None,
+    )  # fmt: skip
+    with pytest.raises(NotRun, match="only the choice"), Bench.open(run, PLAN):
+        pass
+    assert (len(texts) > 1) == natural
 
 
 @pytest.fixture

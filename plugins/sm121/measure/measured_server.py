@@ -68,6 +68,7 @@ class MeasuredServer:
         invalid: Iterable[measurement.Invalidity] = (),
         unproven: Iterable[str] = (),
         natural: bool = False,
+        may_draft: bool = True,
         compiled: Callable[[], list[str]] = list,
     ) -> "Iterator[MeasuredServer]":
         """Start a client for a server, and find out which prompts the server accepts.
@@ -79,7 +80,9 @@ class MeasuredServer:
             show: Called with lines of progress.
             invalid: Reasons why all numbers of this server are invalid.
             unproven: Checks of this server that cannot be made.
-            natural: Use the fixed natural texts. They are always used for a server that drafts.
+            natural: Use the fixed natural texts.
+            may_draft: Also use these texts if the server has counters of drafts. False: the log
+                shows that it does not draft. llama-server has these counters always.
             compiled: Returns new log lines about kernels that were compiled during a request.
 
         Yields:
@@ -90,7 +93,7 @@ class MeasuredServer:
         """
         with timed_process.TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
             now = counters.fetch(endpoint)
-            drafts = now is not None and "drafts" in now.values
+            drafts = may_draft and now is not None and "drafts" in now.values
             server = cls(
                 endpoint=endpoint,
                 sender=sender,

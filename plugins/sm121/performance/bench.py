@@ -91,6 +91,7 @@ class Bench:
             invalid=path.invalid,
             unproven=path.unproven,
             natural=drafts(run, server),
+            may_draft=run.paths.of(server).speculative != "none",
             compiled=CompileWatch(server.log, server.reader, run.servers.follow_log).new,
         ) as measured:
             if measured.prompts.natural:  # Their plan differs from the one of random tokens.
@@ -104,9 +105,8 @@ class Bench:
             unknown_before = exam.unknown(server.endpoint, facts)
 
             def off_path() -> list[Invalidity]:
-                if path.invalid:  # This already makes every number invalid.
-                    return []
-                return _check_path(run, server).invalid
+                # An invalid path already makes every number invalid.
+                return [] if path.invalid else _check_path(run, server).invalid
 
             def forgotten() -> dict[str, str]:
                 unknown = exam.unknown(server.endpoint, facts)

@@ -362,6 +362,7 @@ class AbRun:
             server.endpoint,
             self.plan,
             directory,
+            may_draft=self.run.paths.of(server).speculative != "none",
             compiled=CompileWatch(server.log, server.reader, self.run.servers.follow_log).new,
         ) as measured_server:
             cell = MeasuredCell(measured_server, self.plan.depths[0])
