@@ -39,13 +39,18 @@ def given(config: pytest.Config) -> list[Given]:
     defaults = vars(parser.parse([]))
     own = vars(parser.parse(_own_words(config)))
     names: dict[str, str] = {}
+    # `--exitfirst` and `--maxfail` set one value. pytest 8.2 parses the former first, and it has no
+    # default.
+    declared: dict[str, object] = {}
     for action in parser.optparser._actions:
         names.setdefault(action.dest, (action.option_strings or ["paths or node ids"])[-1])
+        if action.default is not None:
+            declared.setdefault(action.dest, action.default)
     options = []
     for dest, value in sorted(vars(config.option).items()):
         if dest == "benchmark_disable" and workers.is_parallel(config):
             continue  # `workers.disable_timing` has set it
-        if value is None or value in (defaults.get(dest), own.get(dest)):
+        if value is None or value in (defaults.get(dest), declared.get(dest), own.get(dest)):
             continue
         if isinstance(value, list):
             of_suite = [*(defaults.get(dest) or ()), *(own.get(dest) or ())]
