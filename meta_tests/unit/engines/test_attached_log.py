@@ -10,7 +10,10 @@ from meta_tests.fakes.scripted_engine import lines_of_a_start
 from meta_tests.fakes.scripted_sessions import attached_engine
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.core.server import Server
+from sm121.core.server import Endpoint, Server
+from sm121.engines import attached_log
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.log_start import LogStart
 from sm121.session import target
 from sm121.session.settings import Settings
 
@@ -80,6 +83,25 @@ def test_a_start_in_a_third_zone_names_the_variable_that_sets_it(attach, in_zone
     assert server.log is None
     assert "the log's last start is of" in server.why_no_log
     assert "set the variable TZ of the suite to that zone" in server.why_no_log
+
+
+@pytest.mark.parametrize(
+    ("entry", "logged", "is_of_another"),
+    [
+        pytest.param({}, {"model": "/models/x.gguf"}, False, id="an alias of llama.cpp"),
+        pytest.param({"root": "/a", "parent": "base"}, {"model": "base"}, None, id="an adapter"),
+        pytest.param({"root": "/a"}, {"model": "/b"}, True, id="another root"),
+        pytest.param({}, {"model": "/b", "served_model": "b"}, True, id="another served name"),
+    ],
+)
+def test_a_model_is_another_one_only_if_both_sides_name_it(
+    monkeypatch, entry, logged, is_of_another
+):
+    pages = {"data": [{"id": "mine", **entry}]}
+    monkeypatch.setattr(attached_log, "json_of", lambda _http, _page: pages)
+    path = KernelPath(log=LogStart(**logged))
+    doubt = attached_log._wrong_model(path, Endpoint("http://127.0.0.1:9", "key", "mine"))
+    assert (doubt.is_of_another if doubt is not None else None) is is_of_another
 
 
 def test_the_log_of_another_server_is_refused(tmp_path):

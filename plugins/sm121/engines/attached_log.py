@@ -127,15 +127,17 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> _Reason | None:
     with endpoint.http(timeout_s=10.0) as http:
         entry = entry_of(json_of(http, "/v1/models"), endpoint.served_name) or {}
     names = {endpoint.served_name}
-    if isinstance(entry.get("root"), str):
-        names.add(entry["root"])
+    for key in ("root", "parent"):  # parent: the base model of an adapter
+        if isinstance(entry.get(key), str):
+            names.add(entry[key])
     logged = [name for name in (path.log.served_model, path.log.model) if name is not None]
     if not logged:
         return _Reason("its last start names no model")
     if names.isdisjoint({*logged, *(Path(name).name for name in logged)}):
         return _Reason(
             f"expected a log of the model {endpoint.served_name}, got one of {logged[0]}",
-            is_of_another=True,
+            # Without these two, the log may name a file, and the server an alias.
+            is_of_another=path.log.served_model is not None or "root" in entry,
         )
     return None
 
