@@ -305,7 +305,9 @@ def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
 def closing_lines(report: stored.StoredReport) -> list[str]:
     """Return the closing lines of a run that pytest-benchmark stores."""
     lines: list[str] = []
-    config = SimpleNamespace(stash={REPORT: report}, getoption=lambda *_names: "text")
+    config = SimpleNamespace(
+        stash={REPORT: report}, getoption={"--format": "text", "benchmark_autosave": True}.get
+    )
     reporter = SimpleNamespace(
         section=lines.append, write=lambda text: lines.extend(text.splitlines()), config=config,
         write_line=lambda text, **_: lines.append(text), _tw=SimpleNamespace(fullwidth=100),

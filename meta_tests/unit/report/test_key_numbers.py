@@ -38,7 +38,7 @@ def closing_lines(report: StoredReport, form: str = "text") -> list[str]:
     """Return the last lines of a run on a terminal, the verdict last."""
     written: list[str] = []
     config = SimpleNamespace(
-        stash={REPORT: report, selection.LEFT_OUT: [PLAN]}, getoption=lambda _name: form
+        stash={REPORT: report, selection.LEFT_OUT: [PLAN]}, getoption={"--format": form}.get
     )
     reporter = SimpleNamespace(
         section=lambda _title: None, write=written.append, config=config,
