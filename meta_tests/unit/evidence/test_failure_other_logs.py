@@ -238,6 +238,7 @@ def test_kernels_that_cannot_be_downloaded_have_their_cause(line: str) -> None:
     cause = classify_lines([line], 1)
     assert cause.kind == "no_kernel"
     assert "flashinfer download-kernels" in (cause.remedy or "")
+    assert "flashinfer-cubin==X with the X of FlashInfer, up to 0.6.13" in (cause.remedy or "")
 
 
 def test_ninja_without_a_compilers_error_has_its_own_remedy() -> None:
