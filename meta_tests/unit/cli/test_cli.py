@@ -182,7 +182,7 @@ from sm121.compilation import libraries
         ),
         pytest.param(
             ("plan", "tests/test_smoke.py::test_none"),
-            "test_smoke.py::test_none: expected the name of a test, got none of that file",
+            "test_smoke.py::test_none: expected the name of a test in its file",
             id="plan tests/test_smoke.py::test_none",
             marks=pytest.mark.slow,
         ),
