@@ -158,8 +158,9 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         mistake: One of `SMALL_MISTAKES`.
 
     Raises:
-        Unmet: It is not. The message calls it another mistake if the share is outside of 0 to 1
-            beyond what rounding explains, and a log-probability differs beyond the tolerance.
+        Unmet: The server is closer to the mistake. The message reports another mistake if the
+            fitted share of this one is outside of 0 to 1 by more than rounding explains, and a
+            log-probability differs by more than the tolerance.
         NotRun: The engine does not return log-probabilities of a prompt, or rounding alone can
             cause half of the mistake's pattern.
     """

@@ -124,7 +124,7 @@ def load(path: Path) -> OracleFile:
 
 
 def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
-    """Return the shipped file for the canary's BF16 twin, which takes a minute to compute.
+    """Return the shipped file for the canary in BF16, which takes a minute to compute.
 
     Args:
         checkpoint: The checkpoint.

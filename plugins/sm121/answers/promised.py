@@ -1,4 +1,4 @@
-"""The samples to expect from log-probabilities, and how far a correct server may differ.
+"""The samples that log-probabilities lead to expect, and how far a correct server may deviate.
 
 The log-probabilities in an answer are the model's (vLLM: ``raw_logprobs``). This module computes
 the distribution that results from a request's sampling parameters, among the tokens that are listed
@@ -73,7 +73,7 @@ def likeliest(top: Top) -> str:
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return the log-likelihood ratio of a token: another temperature to the sent one.
+    """Return the log-likelihood ratio of a token at another temperature than the sent one.
 
     Args:
         top: The listed tokens.
@@ -88,7 +88,7 @@ def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
 
 
 def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
-    """Return the expected log-likelihood ratio per sample: another temperature to the sent one.
+    """Return the expected log-likelihood ratio per sample at another temperature.
 
     Args:
         top: The listed tokens.

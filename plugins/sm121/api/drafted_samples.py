@@ -1,4 +1,4 @@
-"""Comparison of samples at positions that may be drafted with the probabilities reported there."""
+"""Comparison of sampled tokens, which may come from drafts, with their reported probabilities."""
 
 import math
 from typing import NamedTuple

@@ -91,7 +91,7 @@ def _first_new_string(text: str) -> int:
 
 
 def stop_token_ends_the_answer(api: Api) -> None:
-    """Require that generation ends at a stop token, of two of which only one is generated.
+    """Require that generation ends at a stop token; a second stop token is never generated.
 
     Args:
         api: The API of the server.

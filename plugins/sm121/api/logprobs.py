@@ -158,7 +158,7 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
     """Require that no listed token is likelier than the chosen one at temperature 0.
 
     llama.cpp bans the end token for ``ignore_eos``, and sends its log-probability before the ban.
-    There, one token may be likelier, the same at all places.
+    With llama.cpp, one token may therefore be likelier, if it is the same at all positions.
 
     Args:
         api: The API of the server.

@@ -180,7 +180,7 @@ class LoadClient:
         return now - outcome.started > self.patience.within_s
 
     def _assign(self, problem: Problem, running: Sequence[JobOutcome]) -> None:
-        """Record the problem that ends the load; healthy jobs get another one than stuck jobs."""
+        """Record the problem that ends the load; stuck jobs get another one than the other jobs."""
         now = time.monotonic()
         kind, _ = problem
         for outcome in running:

@@ -261,7 +261,7 @@ class Configuration(DataTable):
 
 
 def values_set(table: DataTable) -> dict[str, object]:
-    """Return the values of a table that its file sets, by their keys."""
+    """Return the values of a table that the profile's file sets, by key; defaults are left out."""
     return {name: getattr(table, name) for name in table.model_fields_set}
 
 

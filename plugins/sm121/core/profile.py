@@ -330,7 +330,7 @@ class Profile(DataTable):
 
     @property
     def asks(self) -> str | None:
-        """The question that a configuration's own gates answer; None if the profile's apply."""
+        """The question that the configuration's gates answer; None: the profile's gates apply."""
         rates = [gate for gate in self.performance.gates if gate.minimum is not None]
         if self.question is None or not rates:
             return None
@@ -494,5 +494,5 @@ def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> 
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return the value if it is a table, else an empty table: the validation refuses the value."""
+    """Return a value that is a table, else an empty table; the validation reports other values."""
     return value if isinstance(value, dict) else {}

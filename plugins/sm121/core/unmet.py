@@ -247,8 +247,8 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
         *cases: The values of each argument of the check, of equal lengths.
 
     Raises:
-        Unmet: Some cases fail. Equal facts of several cases are one fact. A failure with a severity
-            of its own, or one that is never waived, ends the check at once.
+        Unmet: Some cases fail. Equal facts of several cases are merged into one. A failure with a
+            severity of its own, or one that is never waived, ends the check at once.
         Undecided: No case fails, and some are undecided. The worst verdict counts.
     """
     facts: dict[tuple[str, ...], Fact] = {}

@@ -1,4 +1,4 @@
-"""The key of the servers that the suite starts."""
+"""The API key of the servers that the suite starts."""
 
 import os
 import re
@@ -12,14 +12,15 @@ _KEY = re.compile(r"[\w-]{32}")
 
 
 def kept(folder: Path) -> str:
-    """Return a random key, which stays the same as long as an engine's compiled kernels are kept.
+    """Return a random API key that stays the same as long as an engine's cache exists.
 
-    vLLM 0.24 has VLLM_API_KEY in the key of its torch.compile cache (``envs.compile_factors``;
-    0.32 has not).
+    vLLM 0.24 includes VLLM_API_KEY in the key of its torch.compile cache
+    (``envs.compile_factors``), so it would compile everything again for a new API key. vLLM 0.32
+    does not.
 
     Args:
-        folder: The engine's cache. The file with the key must be private to its owner; otherwise
-            the key is a new one.
+        folder: The engine's cache. If other users can read the file with the key, a new key is
+            made.
     """
     file = folder / _NAME
     new = secrets.token_urlsafe(24)

@@ -31,8 +31,8 @@ def attach(
     Args:
         base_url: The address of the server.
         api_key: The key that the server requires; None for none.
-        served_name: The model that it must serve. None: `default_name`, or the only one that it
-            serves, whatever its name is.
+        served_name: The model that it must serve. None: the model `default_name`, or the only model
+            that the server has, with any name.
         default_name: The model that is expected if several are served.
         log: The log of the server, if the user gave one.
         naming: The option that names the model, for the error message.
@@ -72,7 +72,7 @@ def another_model(
 
     Args:
         base_url: The address of the server.
-        expected: The name of the expected model; empty: that of the only one.
+        expected: The name of the expected model; empty: any name, but only one model.
         serves: The names of the served models.
         naming: The option that names the model.
     """

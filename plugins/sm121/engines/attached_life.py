@@ -37,9 +37,9 @@ class AttachedLife:
     """The life of a server that somebody else has started: `sm121.engines.life.Life`.
 
     The server has died if it no longer answers, or if another process answers in its place; from
-    then on that process is watched. Two processes differ in their pids, start times and counters
-    (``/metrics``). If neither pids nor start times are visible, all `Signs` of the server are
-    compared, and its log must get a line for each request.
+    then on, this object watches the other process. Two processes differ in their pids, start times
+    and counters (``/metrics``). If neither pids nor start times are visible, all `Signs` of the
+    server are compared, and its log must get a line for each request.
 
     Args:
         server: The attached server.
@@ -87,7 +87,7 @@ class AttachedLife:
 
     @property
     def unwatched(self) -> str | None:
-        """Why a restart behind the URL may go unnoticed; None if every restart shows."""
+        """Why a restart of the server may go unnoticed; None if every restart is detected."""
         signs = self.signs
         has_bound_word = not _BOUND.isdisjoint(signs.words)
         if has_bound_word or signs.started or signs.processes or any(signs.counters.values()):
@@ -101,7 +101,7 @@ class AttachedLife:
 
     @property
     def no_memory(self) -> str | None:
-        """Why its memory cannot be judged; None if its processes are visible here."""
+        """Why the server's memory cannot be judged; None if its processes are visible here."""
         if self.processes.find():
             return None
         remedy = "run the suite on the server's machine, as the server's user"
@@ -116,7 +116,7 @@ class AttachedLife:
         return f"this process cannot see which process listens at {address}"
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Return whether the server lives. A death is returned until it was reported.
+        """Return whether the server lives. A death is returned until `account` is called.
 
         Args:
             asked_within_s: No request is sent if the server answered within this many seconds.
@@ -131,7 +131,7 @@ class AttachedLife:
         return self._endpoint.page("/v1/models") is not None
 
     def account(self) -> None:
-        """Note that its end was reported."""
+        """Mark the server's end as reported."""
         self.accounted = True
 
     def _look(self) -> None:
@@ -196,7 +196,7 @@ class AttachedLife:
         return self._log.stat().st_size
 
     def _silence(self) -> str | None:
-        """Return why the server counts as gone; None if it answers or is only slow."""
+        """Return why the server counts as dead; None if it answers or is only slow."""
         deadline = time.monotonic() + _GONE_AFTER_S
         with self._endpoint.http(timeout_s=10.0) as http:
             while True:

@@ -1,4 +1,4 @@
-"""Prove that a log is the one that an attached server writes now: any file can be given as one.
+"""Check that the log file which a user names is the log that an attached server writes now.
 
 1. The log's last start names the version and the model of the server.
 2. Its time is the start of the server's process, if /metrics shows that.
@@ -74,7 +74,7 @@ def doubt(server: Server, can: Capabilities, log: Path, name: str) -> Doubt | No
 
     Args:
         server: The attached server.
-        can: Its capabilities, of `detection.detect`.
+        can: The server's capabilities, from `detection.detect`.
         log: The file.
         name: The file as the user named it.
     """

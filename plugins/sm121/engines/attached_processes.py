@@ -58,11 +58,11 @@ class AttachedProcesses:
     def large(self, share: float) -> set[psutil.Process]:
         """Return the server's processes that hold at least a given share of its resident memory.
 
-        The list is empty if this process is one of them, because its other children belong to no
-        server.
+        The list is empty if the server runs in this process, because the other children of this
+        process do not belong to the server.
 
         Args:
-            share: The least share, between 0 and 1.
+            share: The minimum share, between 0 and 1.
         """
         sizes: dict[psutil.Process, int] = {}
         for process in self.find():
@@ -93,7 +93,7 @@ class AttachedProcesses:
 
     @staticmethod
     def below(process: psutil.Process) -> list[psutil.Process]:
-        """Return all processes that descend from one; empty if it has ended.
+        """Return all descendants of a process; empty if the process has ended.
 
         Args:
             process: The process.

@@ -128,7 +128,7 @@ class Bug(DataTable):
         return any(_is(check, pattern) for pattern in self.checks)
 
     def mended_by(self, check: str) -> bool:
-        """Return whether the bug is fixed if a check passes.
+        """Return whether the bug counts as fixed if a check passes.
 
         Args:
             check: The id of a test.

@@ -78,7 +78,7 @@ class CudaVersions:
         is queried.
 
         Args:
-            engine: The engine. One that is a program has no torch.
+            engine: The engine. An engine that is an executable has no torch.
             python: Its interpreter, or its program.
             environment: Its whole environment.
         """

@@ -68,9 +68,9 @@ def of_dead_runs() -> dict[str, list[psutil.Process]]:
 
 
 def end_dead_runs() -> list[EndedRun]:
-    """End what `of_dead_runs` finds.
+    """End the processes that `of_dead_runs` finds.
 
-    A supervisor that lives gets time to write down what happened, and to end its server itself.
+    A living supervisor first gets time to record what happened, and to end its server itself.
 
     Returns:
         One entry for each dead run.
@@ -125,7 +125,7 @@ def _marks_beside_the_log(process: psutil.Process) -> dict[str, str]:
 
 
 def _lives(owner: str) -> bool:
-    """Return whether the owner of a server lives, or is not known to be dead."""
+    """Return False if the owner of a server is known to be dead, else True."""
     pid = pid_of(owner)
     if pid is None:
         return True  # not written by the suite

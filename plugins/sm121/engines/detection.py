@@ -18,7 +18,7 @@ def detect(
 ) -> Capabilities:
     """Detect the engine of a running server and its capabilities.
 
-    A server whose release is not known is asked for its /openapi.json.
+    If the release of the server is unknown, its /openapi.json is requested.
 
     Args:
         server: The server.

@@ -12,7 +12,7 @@ from sm121.core.architecture import opened_nvml
 class DeviceMemory:
     """Memory of all GPUs, in bytes.
 
-    GB10's NVML answers "not supported" to some questions; such a value is None.
+    On a GB10, NVML reports some values as "not supported"; these are None.
     """
 
     #: The memory in use on each GPU, by all processes together.
@@ -43,10 +43,10 @@ class DeviceMemory:
 def read_computing_pids() -> dict[int, set[int]] | None:
     """Return the pids of the processes that compute on each GPU, by the GPU's index.
 
-    A process that only draws, as a desktop does, is left out.
+    Processes that only use graphics, such as those of a desktop, are left out.
 
     Returns:
-        None if NVML does not say.
+        None if NVML does not report them.
     """
     import pynvml
 

@@ -1,6 +1,6 @@
-"""The log of an attached server that comes as a stream: on standard input, or from ``docker logs``.
+"""The log of an attached server as a stream: from standard input, or from ``docker logs``.
 
-It is copied into a file as it comes, and everything else reads that file.
+The stream is copied into a file as it arrives; all other modules read that file.
 """
 
 import atexit
@@ -37,14 +37,14 @@ _INSTEAD = "--server-log FILE"
 
 
 def check_container(name: str, instead: str = _INSTEAD) -> None:
-    """Check that a container can have a name, and that this machine has docker.
+    """Check that the name of a container is valid, and that docker is installed.
 
     Args:
         name: The name or id of the container.
         instead: The option that the error message suggests in place of a container.
 
     Raises:
-        UsageError: No container can have the name, or docker is not on the PATH.
+        UsageError: The name is not valid for a container, or docker is not on the PATH.
     """
     if not _CONTAINER.fullmatch(name):
         raise UsageError(
@@ -147,7 +147,7 @@ class FollowedLog:
         return log
 
     def settle(self, *, to_the_end: bool = False) -> None:
-        """Wait until all lines came that were written before.
+        """Wait until all lines that were written before this call have been copied.
 
         Args:
             to_the_end: Wait until the stream has ended.

@@ -20,7 +20,7 @@ def api_key(option: Option) -> str | None:
         The key. None: the user gave none.
 
     Raises:
-        UsageError: It is no key. The message does not show it.
+        UsageError: The value cannot be an API key. The message does not contain the value.
     """
     key = option("--api-key")
     file = option("--api-key-file")

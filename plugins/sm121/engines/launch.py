@@ -64,7 +64,7 @@ class StartCompilation:
 class Launch:
     """The processes of one attempt to start a server, and their log and exit statuses.
 
-    Each attempt has its own log: the cause is read from one attempt alone.
+    Each attempt has its own log, so that the cause of a failure is read from one attempt alone.
 
     Args:
         log: The file of the output, which does not exist yet.
@@ -147,7 +147,7 @@ class Launch:
     def engine_processes(self) -> list[psutil.Process]:
         """Return the processes of the tree without the supervisor.
 
-        The supervisor takes 1 % of a slow core, which is no work of the server.
+        The supervisor uses 1 % of a slow core, which must not count as work of the server.
         """
         supervisor = self.supervision.pid
         return [process for process in self.processes() if process.pid != supervisor]

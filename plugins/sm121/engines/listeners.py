@@ -121,8 +121,8 @@ def _listening_sockets(pid: int, port: int) -> dict[str, Address]:
 def _open_files(pid: int) -> Iterator[str]:
     """Yield the target of each open file of a process.
 
-    There are thousands on a machine, and a run reads them at the end of each test: a Path of each
-    takes four times as long.
+    A run reads thousands of them at the end of each test; with a Path for each, this would take
+    four times as long.
     """
     folder = f"/proc/{pid}/fd"
     for number in os.listdir(folder):  # noqa: PTH208

@@ -101,7 +101,7 @@ class ManagedServer:
         self._start_process()
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return the first fault of a node of the server, or None. The first fault stands.
+        """Return the first fault of a node of the server, or None. Later faults do not replace it.
 
         Args:
             settle_s: How long to wait for reports of the nodes, in seconds.

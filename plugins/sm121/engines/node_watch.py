@@ -168,7 +168,7 @@ class NodeWatch:
         return taken
 
     def _keep_company(self, launch: Launch) -> None:
-        """Accept the nodes' connections, and send them a sign of life now and then."""
+        """Accept the nodes' connections, and send heartbeats to the nodes."""
         with contextlib.suppress(BlockingIOError, OSError):
             while self._beacon is not None:
                 self._beacon.accept()[0].close()
@@ -272,7 +272,7 @@ def _faults_of_processes(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
 
 
 def _faults_of_rank(other: NodeProcess, first_here: float) -> Iterator[NodeLoss]:
-    """Yield a fault if the rank of a node ended before rank 0; else it followed rank 0."""
+    """Yield a fault if the rank of a node ended before rank 0. A later end is no fault."""
     state = other.state
     ends = _unwanted_ends(state.get("exits", ()))
     if ends:

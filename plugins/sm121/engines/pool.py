@@ -59,8 +59,8 @@ class PoolHooks:
 class ServerPool:
     """Servers by configuration.
 
-    GB10 holds gpt-oss-120b once, so only one server lives at a time. The pool does not check
-    whether the server still lives; its owner reads `life`.
+    A GB10 has memory for one copy of gpt-oss-120b, so only one server runs at a time. The pool does
+    not check whether the server still lives; its owner reads `life`.
     """
 
     #: The limits of every server.

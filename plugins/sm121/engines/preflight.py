@@ -38,7 +38,7 @@ _SHOWN_NAMES = 5
 class PreflightFinding(DataTable):
     """A problem that prevents or endangers a start.
 
-    In the data file, names in braces stand for numbers and names of the check.
+    In the data file, names in braces are placeholders for values that the check finds.
     """
 
     check: str
@@ -150,7 +150,7 @@ def finding_of(
     """Return a finding of the data file.
 
     Args:
-        name: Its key there.
+        name: The key of the finding in the data file.
         severity: None: that of the data file.
         **values: The values for the names in braces.
     """
@@ -455,9 +455,9 @@ class Preflight:
         return within(self.version, rule.versions) and within(self._flashinfer, rule.flashinfer)
 
     def _of_another_release(self, package: str) -> str | None:
-        """Return the version of a package beside FlashInfer.
+        """Return the version of a package if it differs from FlashInfer's version.
 
-        It is None if the package is not installed, or of FlashInfer's release.
+        It is None if the package is not installed, or if the two versions are equal.
         """
         if self.modules is None or self.modules.version is None:
             return None

@@ -40,7 +40,7 @@ _LONGEST_COMMAND = 160
 
 @dataclass(frozen=True)
 class Survivor:
-    """A process that should be gone."""
+    """A process that should have ended."""
 
     pid: int
     #: As psutil names it: running, sleeping, zombie.

@@ -92,7 +92,7 @@ def _name(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts that must be equal on all nodes, by their names for people."""
+    """Return the facts that must be equal on all nodes, by their names in messages."""
     own_variables = nodes.bounds().own_variables
     compared = {"Python": facts["python"], **facts["packages"]}
     for name, value in facts["variables"].items():

@@ -66,7 +66,7 @@ class RequestRule(DataTable):
         """Return whether the rule applies to an engine; None if that is unknown.
 
         Args:
-            version: The version by the engine itself.
+            version: The version that the engine reports.
             build: The name of the build that its log shows, if it shows one.
         """
         identity = builds.identity(version, build=build)

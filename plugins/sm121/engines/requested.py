@@ -86,10 +86,10 @@ def compare(
 
 
 def of_log(path: KernelPath, engine: str) -> KernelPath:
-    """Return a path with the requests that its log prints, if no other source has them.
+    """Return a path with the requests in its log, unless the path already has requests.
 
-    A request that such a log does not answer is not proven, and no difference: the log may be
-    incomplete.
+    If the log does not show the result of a request, the request counts as unproven, and not as a
+    difference, because the log may be incomplete.
 
     Args:
         path: The kernel path of the log.
@@ -253,7 +253,7 @@ def _judge(
         by: The argument or variable with its value, as it was written.
         value: The requested value.
         path: The kernel path that ran.
-        is_whole: The log of the path has everything that the engine logged.
+        is_whole: Whether the log of the path is complete.
     """
     by = redact(by)
     actual = getattr(path, rule.field)

@@ -81,7 +81,8 @@ class SignReader:
         """Read also its other pages, its entry in the list of models, and one token of an answer.
 
         Args:
-            first: No page was read so far: read all of them, and later those that were answered.
+            first: Whether this is the first call, which reads all pages; later calls read only the
+                pages that the server has answered before.
         """
         if first:
             self._pages = _load_pages().page
@@ -150,7 +151,7 @@ def _serves(process: psutil.Process) -> bool:
 
 
 def _get(http: httpx.Client, path: str) -> httpx.Response:
-    """Return a page; status 504 stands for none."""
+    """Return a page, or a response with status 504 if the server sends none."""
     try:
         return http.get(path)
     except httpx.HTTPError:

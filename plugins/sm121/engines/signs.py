@@ -64,11 +64,10 @@ class Signs:
         return None
 
     def after(self, earlier: "Signs") -> "Signs":
-        """Return these signs, completed by an earlier moment.
+        """Return these signs, with missing ones taken from an earlier reading.
 
         Args:
-            earlier: The earlier signs. Their words are kept, and each of their signs that is
-                missing now.
+            earlier: The earlier reading. All of its words are kept.
         """
         return replace(
             earlier,

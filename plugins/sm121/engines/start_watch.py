@@ -100,8 +100,8 @@ class StartWatch:
     def _later_deadline(self, started: float, deadline: float) -> float:
         """Return the extended deadline of a start that has exceeded its time limit.
 
-        It may take as long after the last file that it compiled as a warm start, or from now on
-        while a compiler runs. The sum is limited by the time of a cold start.
+        The start gets the time limit of a warm start again, counted from the last compiled file, or
+        from now while a compiler runs. In total, it gets at most the time limit of a cold start.
 
         Raises:
             ServerTimedOut: It did not compile recently, or the time limit of a cold start is over.

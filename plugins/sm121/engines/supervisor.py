@@ -1,7 +1,7 @@
 """The parent of a managed server: ``--status FILE --scratch FOLDER --grace SECONDS -- COMMAND``.
 
 It runs COMMAND in a session of its own and writes to FILE how that ended. It ends the whole tree,
-politely and then firmly:
+by SIGTERM and then SIGKILL:
 
 - when the command has ended,
 - on SIGTERM,

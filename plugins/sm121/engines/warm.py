@@ -56,8 +56,8 @@ class Warmth:
     ) -> "Warmth":
         """Find the modules that a profile's configurations need in the engine's release.
 
-        These are the configuration under test and the baseline. If FlashInfer has one name for a
-        module of both, it is the one of the configuration under test.
+        These are the configuration under test and the baseline. If modules of both have the same
+        name, the module of the configuration under test counts.
 
         Args:
             profile: The profile.
@@ -107,7 +107,7 @@ class Warmth:
         )
 
     def jobs(self, module: JitModule) -> str:
-        """Return the number of compile jobs at a time.
+        """Return the number of compile jobs that run in parallel.
 
         It is MAX_JOBS of the environment, or else the number that fits without a server; "0" if
         none fits.

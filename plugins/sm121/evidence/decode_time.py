@@ -128,8 +128,8 @@ def measure(profile: KernelProfile, token_s: float | None = None) -> DecodeTime 
 def _timed_s(token_s: float | None, steps: int | None, host: HostTime) -> float | None:
     """Return the seconds of all steps without the profiler; None if they are unknown.
 
-    A server that drafts generates several tokens per step: a token is then shorter than the kernels
-    of a step, and its time is not the step's.
+    With speculative decoding, a step generates several tokens. The time per token is then shorter
+    than the kernels of a step, and says nothing about the time of a step.
     """
     if token_s is None or steps is None or token_s * steps < host.busy_s * (1 - _TOLERANCE):
         return None

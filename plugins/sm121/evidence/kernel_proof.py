@@ -123,8 +123,9 @@ def _calls_a_token(
 ) -> int | None:
     """Return the number of calls of dense Marlin per decoded token, if a profile includes prefill.
 
-    A matrix product that every layer has is a row with as many calls as decode attention, which is
-    the attention kernel with the most calls and the shortest time. lm_head adds one call per pass.
+    Decode attention is the attention kernel with the most calls and the shortest time. A matrix
+    product that each layer computes has as many calls as decode attention. lm_head has one call per
+    pass.
     """
     attention = [row for row in profile.kernels if _is_of_one_backend(row)]
     decode = max(attention, key=lambda row: (row.calls, row.seconds), default=None)

@@ -132,7 +132,7 @@ def _wrong_values(required: KernelPathRequirement, path: KernelPath) -> Iterator
 
 
 def _wrong_others(required: KernelPathRequirement, path: KernelPath) -> Iterator[Contradiction]:
-    """Compare the other values, which equally strong lines prove."""
+    """Compare the other values of fields for which equally strong lines prove several values."""
     for name, others in path.also.items():
         accepted = accepted_values(required, name) or ()
         for value in others:

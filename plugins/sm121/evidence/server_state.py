@@ -81,7 +81,7 @@ class ServerState:
     ended: int = 0
 
     def note_age(self, line: LogLine) -> None:
-        """Set `stale` from a line of an earlier run on, until a line of this run follows.
+        """Set `stale` at a line of an earlier run, and clear it at the next line of this run.
 
         Args:
             line: The line.

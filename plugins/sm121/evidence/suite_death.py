@@ -26,7 +26,7 @@ _QUOTED = 3
 
 
 def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | None) -> None:
-    """Write a bundle into the report directory, and name it in verdict.json.
+    """Write a bundle into the report directory, and add its path to verdict.json.
 
     Args:
         status: The server's status file, which is in the report directory.

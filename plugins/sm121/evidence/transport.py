@@ -139,8 +139,8 @@ def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | No
         least: The bytes that the node's ranks must at least have exchanged for the prompt.
 
     Returns:
-        ``RoCE`` if the devices carried these bytes, ``Socket`` if they did not; None if they did
-        not, but one of the devices does not count.
+        ``RoCE`` if the devices carried these bytes, else ``Socket``. None: they did not carry them,
+        but one of the devices has no counter.
     """
     bytes_of = {device: count for device, count in sorted(counted.items()) if count is not None}
     total = sum(bytes_of.values())

@@ -87,7 +87,7 @@ class _Run:
 
 
 def check(provider: Any, problem: Problem) -> list[Fact]:
-    """Run an operation twice with differently poisoned memory, then repeat it as `RUNS` says.
+    """Run an operation twice with differently poisoned memory, then repeat it (see `RUNS`).
 
     Each of the first two runs has fresh copies of the inputs.
 

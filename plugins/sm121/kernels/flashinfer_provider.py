@@ -230,7 +230,7 @@ def _require_sinks(sinks: Tensor | None) -> None:
 
 
 def _as_given(cache: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """Return the cache [pages, 2, Hkv, page, D] as vLLM passes it: as two views if side by side."""
+    """Return the cache [pages, 2, Hkv, page, D] as vLLM passes it: two views if side by side."""
     keys, values = cache.unbind(1)
     if side_by_side(keys, values):
         return keys, values

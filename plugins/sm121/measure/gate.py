@@ -306,7 +306,7 @@ def _side(
 
 
 def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
-    """Return the first length of `_ENDS` whose rounds have a mean on the other side, or None."""
+    """Return the first of `_ENDS` for which the mean of the last rounds is on the other side."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
     spread = max(spread, RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0

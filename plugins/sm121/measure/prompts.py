@@ -68,7 +68,7 @@ class Prompts:
         return tuple(TEXTS) if self.natural else ("",)
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:
-        """Return a prompt that begins like no earlier one; ids differ in the first token.
+        """Return a prompt with a new beginning; prompts of ids differ in the first token.
 
         Args:
             tokens: The length of the prompt.

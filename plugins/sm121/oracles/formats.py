@@ -89,7 +89,7 @@ class Rounding:
 
     @property
     def others(self) -> dict[str, "Rounding"]:
-        """The roundings of servers with one mistake each, by a description of the mistake.
+        """Roundings that differ from this one by one mistake each, by a description of the mistake.
 
         A mistake is one part that stays in the checkpoint's format, or that is rounded by another
         rule of the same format.

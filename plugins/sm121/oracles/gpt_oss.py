@@ -406,7 +406,7 @@ def _until_routed(model: Weights, n: int, x: Tensor, past: Past | None) -> tuple
 def _chosen_alike(
     models: Sequence[Weights], routed: Sequence[_Routed], expert: int
 ) -> list[list[_Chosen]]:
-    """Group the tokens that chose an expert by the roundings of their texts' models."""
+    """Group the tokens that are routed to an expert by the rounding of their text's model."""
     groups: dict[str, list[_Chosen]] = {}
     for index, (model, text) in enumerate(zip(models, routed, strict=True)):
         tokens, ranks = (text.experts == expert).nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""The roundings of a server, with which the oracle computes the results that are expected of it.
+"""The roundings of a server, which the oracle applies to compute a correct server's results.
 
 Each rounding is one function, written from the source that its docstring names. There are two
 kinds:
@@ -45,8 +45,8 @@ def to_bf16(x: Tensor) -> Tensor:
 def to_float32(x: Tensor) -> Tensor:
     """Round to 20 significant bits, in the dtype of x.
 
-    This is at most the precision of a long sum in float32. A later rounding to E4M3 is changed by
-    this rounding at least as often as by float32's.
+    A long sum in float32 is at least this precise. Therefore, this rounding changes the result of a
+    later rounding to E4M3 at least as often as float32 does.
     """
     bits = x.to(torch.float32).view(torch.int32)
     return (((bits + 8) >> 4) << 4).view(torch.float32).to(x.dtype)
@@ -179,7 +179,7 @@ def expert_inputs(served: Rounding) -> Function:
 
 
 def cached(served: Rounding) -> Function:
-    """Return the rounding of rotated keys and of values."""
+    """Return the rounding in the KV cache: of keys, after the rotary embedding, and of values."""
     return CACHES.get(served.kv or "", same)
 
 

@@ -288,10 +288,9 @@ class _Part:
 
 
 def _describe(change: "Change | None") -> str:
-    """Return a text that identifies a change, and that is the same in each process.
+    """Return a text that identifies a change of the weights, and is the same in each process.
 
-    Lambdas and local functions have no identifying name; they are identified by their address, so
-    that their text is only valid in one process.
+    The text of a lambda or a local function is its address, which is only valid in one process.
     """
     if isinstance(change, functools.partial):
         return f"{_describe(change.func)} {change.args} {sorted(change.keywords.items())}"

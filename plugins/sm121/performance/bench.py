@@ -70,7 +70,7 @@ class Bench:
         Args:
             run: The run.
             plan: Lengths, depths and bounds.
-            tails: Measure tails with as many requests as their gates need.
+            tails: Measure percentiles with as many requests as their gates need.
             show: Called with lines of progress; None: they are the run's.
 
         Yields:

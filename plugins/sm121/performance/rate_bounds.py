@@ -19,8 +19,8 @@ class TokenCosts(NamedTuple):
     """The bytes that are read for one token.
 
     Attributes:
-        served: Those of the server under test; None if its formats are not known.
-        least: The least that any quantisation of the model needs.
+        served: The bytes of the server under test; None if its formats are not known.
+        least: The smallest number of bytes over all quantisations of the model.
     """
 
     served: Traffic | None

@@ -154,14 +154,14 @@ def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def refuse_other_ways(config: pytest.Config, *, grouped: bool) -> None:
-    """Refuse tests of levels that are divided in another way than by ``-n N`` alone.
+    """Refuse tests of levels that are distributed to workers by any option but ``-n N``.
 
     Args:
         config: The configuration of pytest.
         grouped: Whether tests of a group go to one worker, and no worker is replaced.
 
     Raises:
-        UsageError: The tests are divided in another way.
+        UsageError: Another option distributes the tests.
     """
     if not grouped:
         raise UsageError(

@@ -360,7 +360,7 @@ def file_of(path: Path) -> VerdictFile:
 
 
 def _unjoined(parts: dict[str, VerdictFile]) -> VerdictFile:
-    """Merge the parts of a run whose first process ended before it did so.
+    """Merge the parts of a run whose first process ended before it merged them.
 
     Such a run has no verdict on the machine and its kernel messages, and no comparison with other
     runs.

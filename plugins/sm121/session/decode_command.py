@@ -97,12 +97,15 @@ class Subject:
     """The thing that was profiled.
 
     Attributes:
-        name: The server, the configuration or the file. prompt: Tokens of the prompt; None: not
-        known. backends: The experts' backends that were requested; empty: not known. layout: The KV
-        layout that the log shows; None: not known. bound_ms: The shortest time of a token by the
-        memory; None: not known. moe_bound_ms: The same, of the experts of one layer. bound_formats:
-        The formats of the bound if the subject's own are not known; else empty. no_bound: Why there
-        is no bound. faults: The faults that are not about kernels.
+        name: The server, the configuration or the file.
+        prompt: Tokens of the prompt; None: not known.
+        backends: The requested backends of the experts; empty: not known.
+        layout: The KV layout that the log shows; None: not known.
+        bound_ms: The shortest time of a token that the memory allows; None: not known.
+        moe_bound_ms: The same, for the experts of one layer.
+        bound_formats: The formats of the bound if the subject's own are not known; else empty.
+        no_bound: The reason why there is no bound.
+        faults: The faults that are not about kernels.
     """
 
     name: str

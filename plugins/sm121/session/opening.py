@@ -152,7 +152,7 @@ def _log(directory: Path, opened: Opened, *, resume: bool) -> EventLog:
 
 
 def _with_log(settings: Settings, followed: FollowedLog | None) -> Settings:
-    """Return the settings; if the server's log is a stream, with its copy as the log."""
+    """Return the settings; if the server's log is a stream, its copy replaces it."""
     if followed is None or settings.attached is None:
         return settings
     given = dataclasses.replace(settings.attached, log=followed.path, log_name=followed.name)

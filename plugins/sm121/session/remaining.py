@@ -4,7 +4,8 @@ The remaining time is the duration of the checks that have not ended, minus the 
 running check has already taken. Two events change the estimate:
 
 1. The first start of a server shows how fast the machine is, and scales all durations that were not
-   measured on this machine. If a start takes longer than usual, it does so before it has ended.
+   measured on this machine. A start that takes longer than usual changes the scale even before it
+   has ended.
 2. If a check takes longer than expected, the remaining time stands still. The forecasts of other
    checks do not change.
 

@@ -157,7 +157,7 @@ def _numbered_reports(folder: Path) -> dict[int, Path]:
 def _numbers(file: Path) -> Iterator[int]:
     """Yield the numbers of the rounds in a file of records.
 
-    A process that was killed while it wrote leaves a line that is cut: it has no number.
+    A process that was killed during a write leaves an incomplete line, which has no number.
     """
     if not file.is_file():
         return

@@ -245,7 +245,7 @@ class Stress:
         return size(times, slots(self._run, self._server) or self._player.streams)
 
     def joining(self) -> None:
-        """Send short prompts that join decoding requests, one at a time, for each number of those.
+        """Send short prompts, one at a time, that join each possible number of decoding requests.
 
         Raises:
             NotRun: The server's number of slots is unknown, or its context is too short.

@@ -104,8 +104,8 @@ class SoakReport:
 
     Args:
         run: The run, into whose directory they are written.
-        keep_memory: Writes the samples. All of them are written each time: of a long soak seldom
-            enough to cost little time.
+        keep_memory: Writes the samples. Each call writes all of them, so a long soak calls it
+            seldom.
     """
 
     def __init__(self, run: Run, keep_memory: Callable[[], None]) -> None:

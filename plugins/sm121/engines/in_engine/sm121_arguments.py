@@ -23,7 +23,7 @@ def _first(places: list[tuple[str, str]]) -> Any:
 
 
 def _raising(kind: Any) -> Any:
-    """Return a parser of a class, which raises ValueError instead of ending the process."""
+    """Return a parser of the given class that raises ValueError instead of ending the process."""
 
     class Parser(kind):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:

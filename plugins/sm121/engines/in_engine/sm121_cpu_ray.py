@@ -1,9 +1,10 @@
-"""Run vLLM's own executor on Ray for its CPU platform, which no release starts on Ray.
+"""Run vLLM's executor for Ray on the CPU, which no release of vLLM supports.
 
-That platform has no key of Ray's resources. This file adds two things; the rest is vLLM's:
+vLLM's CPU platform does not name the Ray resource that a rank needs. This file adds two things; the
+rest is vLLM's own code:
 
-- the key, a resource of that name for each rank
-- a rank on it has no GPU
+- the name of a Ray resource, of which each rank takes one
+- ranks that have no GPU
 
 It runs inside vLLM, without the suite.
 """

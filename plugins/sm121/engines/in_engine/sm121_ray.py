@@ -1,9 +1,10 @@
 """Read the state of the Ray cluster of this machine.
 
-It runs in the engine's interpreter, without the suite. It reads a JSON object: ``packages`` and
-beginnings of ``variables``, the seconds ``within_s`` that a node has, shared memory to ``remove``.
-It writes another: versions, placement groups, who holds them, and the address, resources and facts
-of each node, by a task that takes no resource there.
+It runs in the engine's interpreter, without the suite. It reads a JSON object from standard input:
+the names of ``packages``, prefixes of ``variables``, the timeout ``within_s`` of a node in seconds,
+and the shared memory to ``remove``. It writes a JSON object: versions, placement groups with their
+owners, and the address, resources and facts of each node. A task that takes no resource collects
+the facts of a node.
 """
 
 import json
