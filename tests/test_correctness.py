@@ -67,7 +67,7 @@ def test_seed_is_used(sdk):
 @contract
 def test_what_is_not_sent_is_as_promised(api, server, attempts):
     """If a request sets no sampling parameters, the checkpoint's or neutral defaults apply."""
-    sampling.defaults_hold(api, sampling.defaults_promised(api, server), attempts)
+    sampling.defaults_hold(api, sampling.documented_defaults(api, server), attempts)
 
 
 def test_samples_follow_the_temperature(sampler):
@@ -292,7 +292,7 @@ def test_scores_are_as_published(server, profile, conformance, remark):
     """The 95 % intervals of the profile's scores (GPQA, AIME) reach the required values."""
     python = conformance.settings.answers.scores
     folder = conformance.run.record.directory / "scores"
-    published.judge(profile, python, server.endpoint, folder, remark)
+    published.judge_scores(profile, python, server.endpoint, folder, remark)
 
 
 @pytest.mark.slow("asks OpenAI's 30 tool prompts five times, by chat and by Responses")
@@ -300,7 +300,7 @@ def test_scores_are_as_published(server, profile, conformance, remark):
 @pytest.mark.timeout(0)  # each score has its own limit
 def test_tools_are_called_as_published(api, profile, conformance, remark):
     """The model calls the right tool in each try of OpenAI's compatibility test."""
-    compatibility.judge(api, profile, conformance.run.record.directory / "scores", remark)
+    compatibility.judge_scores(api, profile, conformance.run.record.directory / "scores", remark)
 
 
 # The protocol: the server obeys parameters, and each answer is described correctly.
@@ -464,7 +464,7 @@ def test_first_token_is_the_channel_token(api, profile):
 @pytest.mark.parametrize("chat", chats.load_chats(), ids=str)
 def test_a_chat_becomes_its_harmony(api, server_environment, chat):
     """The harmony prompt contains each part of a chat, without earlier reasoning."""
-    chat_prompts.becomes_its_harmony(api, chat, server_environment)
+    chat_prompts.prompt_is_harmony(api, chat, server_environment)
 
 
 @pytest.mark.ability("harmony")
@@ -479,7 +479,7 @@ def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat
 @pytest.mark.parametrize("chat", responses.IN_RESPONSES)
 def test_a_response_is_to_its_harmony(api, chat):
     """The prompt of a response contains instructions, turns, calls and results."""
-    responses.becomes_its_harmony(api, chats.find_chat(chat))
+    responses.usage_counts_harmony(api, chats.find_chat(chat))
 
 
 @contract
@@ -685,7 +685,7 @@ def test_streams_are_as_published(api, logprobs):
 @courtesy
 def test_answers_have_ids_and_times(api, profile):
     """The ids of answers, items and calls are unique. Times are Unix times in seconds."""
-    endings.are_told_apart(api, profile.correctness)
+    endings.ids_are_unique(api, profile.correctness)
 
 
 @contract

@@ -56,7 +56,7 @@ def test_what_was_asked_for_is_what_ran(server, kernel_path):
     are INVALID."""
     if server.configuration is None:
         raise NotRun("what the attached server was started with is not known")
-    requested.require_as_asked(server.configuration, kernel_path, server.log)
+    requested.require_requested_path(server.configuration, kernel_path, server.log)
 
 
 @pytest.mark.never_waived("the kernel path")
@@ -66,7 +66,7 @@ def test_what_was_asked_of_the_baseline_is_what_ran(servers, paths, configuratio
     if server is None:
         raise NotRun("the smoke level starts the baseline, and it was not started")
     configuration = configurations.managed(profile.baseline)
-    requested.require_as_asked(configuration, paths.of(server), server.log)
+    requested.require_requested_path(configuration, paths.of(server), server.log)
 
 
 @pytest.mark.never_waived("the kernel path")
@@ -77,7 +77,7 @@ def test_decode_runs_the_kernels_of_its_path(paths, server, kernel_path, decode_
     judged = (required, kernel_path, decode_profile, paths.layers)
     wrong = kernel_requirement.kernel_contradictions(*judged)
     require(not wrong, "the path of the profile", "; ".join(wrong), evidence=decode_profile.source)
-    if untold := kernel_requirement.untold_of_kernels(*judged):
+    if untold := kernel_requirement.undecided_by_kernels(*judged):
         raise NotRun("; ".join(untold))
 
 

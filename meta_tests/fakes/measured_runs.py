@@ -143,10 +143,10 @@ def _judge(run: VerdictFile) -> None:
 
 def _forget(directory: Path) -> None:
     """Remove constructed measurements that are not among the numbers."""
-    contents = details.read(directory)
+    contents = details.read_details(directory)
     contents.samples = {}
     contents.history = {}
-    details.write(contents, directory)
+    details.write_details(contents, directory)
     for name in ("records", "matrix"):
         shutil.rmtree(directory / name, ignore_errors=True)
     (directory / "memory.json").unlink(missing_ok=True)

@@ -19,7 +19,7 @@ _HIGHER = {"tg32@d0": 57.0, "tg32@d4096": 55.0, "pp2048@d0": 5140.0}
 
 def base(folder: Path) -> VerdictFile:
     """Return a run with a complete report directory."""
-    return stored_run.read(report_runs.write("pass", folder)).file
+    return stored_run.read_run(report_runs.write("pass", folder)).file
 
 
 def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) -> Path:
@@ -53,7 +53,7 @@ def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) ->
             directory.mkdir(parents=True)
             (directory / "report.html").write_text("<p>the report")
             verdict_file.write(run, directory / "verdict.json")
-            details.write(contents, directory)
+            details.write_details(contents, directory)
     return folder
 
 

@@ -200,7 +200,7 @@ def write(kind: str, directory: Path) -> Path:
     run.judge()
     run.reason = row.get("reason", HOSTILE)
     verdict_file.write(run, directory / "verdict.json")
-    details.write(contents, directory)
+    details.write_details(contents, directory)
     label = HOSTILE if kind == "hostile" else "concurrent requests"
     (directory / "memory.json").write_text(_memory(label).model_dump_json())
     if kind != "crash":

@@ -58,6 +58,6 @@ def require_same(report: Path) -> None:
     written = report / verdict_file.NAME
     if not stream.is_file() or not written.is_file():
         return
-    emitted = events.read(stream).events
+    emitted = events.read_events(stream).events
     if any(isinstance(each.event, events.Closed) for each in emitted):
         assert written.read_text("utf-8") == json_text(fold.fold(emitted)) + "\n"

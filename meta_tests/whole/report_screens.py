@@ -63,7 +63,7 @@ def measured(kind: str, folder: Path) -> Path:
     if kind == "history":
         runs = planted_runs.sixty(planted_runs.base(folder / "base"), folder / "runs")
         target = folder / "history.html"
-        return history.write(history.read([(None, runs)]), target)[0]
+        return history.write(history.read_runs([(None, runs)]), target)[0]
     write = measured_runs.ab if kind == "ab" else functools.partial(measured_runs.write, kind)
     return page.write(stored.read(write(folder)))
 

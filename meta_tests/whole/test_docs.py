@@ -104,7 +104,7 @@ def test_the_rows_of_the_original_documents_name_what_there_is():
     own = "".join(file.read_text("utf-8") for file in (ROOT / "meta_tests").rglob("test_*.py"))
     known = " ".join(name for option in options.declared()[0] for name in option.names)
     words = commands.page(cli.parser())
-    for row in originals.read(DOCS):
+    for row in originals.read_rows(DOCS):
         reason = row.state.removeprefix(originals.NOT_APPLICABLE)
         assert row.state == originals.COMPLETE or (reason != row.state and reason), row.text
         for name in re.findall(r"`(test_\w+)`", row.where):
@@ -121,7 +121,7 @@ def test_a_test_without_a_requirement_is_refused(tmp_path):
     file = tmp_path / "test_it.py"
     file.write_text("import pytest\npytestmark = pytest.mark.smoke\ndef test_it(): pass\n")
     with pytest.raises(UsageError, match="test_it: expected a docstring"):
-        requirements.read(tmp_path)
+        requirements.read_levels(tmp_path)
 
 
 def test_every_option_marker_fixture_and_command_has_its_help():

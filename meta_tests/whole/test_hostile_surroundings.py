@@ -255,7 +255,7 @@ METRICS = text_file("metrics-of-two-engines.txt")
 
 def findings_between(*numbers: dict[str, object]) -> tuple[dict[str, float], validity.Findings]:
     """Return what changed between two readings of /metrics, and the findings."""
-    before, after = (counters.read(METRICS.format(**each)) for each in numbers)
+    before, after = (counters.parse_counters(METRICS.format(**each)) for each in numbers)
     findings = validity.Findings()
     validity.check_counters(delta := after.since(before), [], "token_ids", findings)
     return delta, findings
@@ -266,8 +266,8 @@ def test_a_metric_without_a_number_is_unknown(no_number):
     first = {"running": 0, "generated": no_number}
     second = {"running": no_number, "generated": 100}
     text = METRICS.format(**first)
-    assert counters.read(text).no_number == {"generated", "cache_hits"}
-    assert counters.read(METRICS.format(**second)).no_number == {"running"}
+    assert counters.parse_counters(text).no_number == {"generated", "cache_hits"}
+    assert counters.parse_counters(METRICS.format(**second)).no_number == {"running"}
     delta, findings = findings_between(first, second)
     assert "running" not in delta
     assert "generated" not in delta, "what was there before is not known"
@@ -295,7 +295,7 @@ NAME = "vllm:num_requests_running"
 )
 def test_metrics_are_parsed_in_bounded_time(text):
     began = time.process_time()
-    counters.read(text)
+    counters.parse_counters(text)
     metrics.with_metrics(kernel_path.KernelPath(), text)
     metrics.total(text, NAME)
     assert time.process_time() - began < 5.0
@@ -304,7 +304,8 @@ def test_metrics_are_parsed_in_bounded_time(text):
 def test_numbers_are_read_as_before():
     first = {"running": 0, "generated": 40}
     second = {"running": 2, "generated": 100}
-    assert not any(counters.read(METRICS.format(**each)).no_number for each in (first, second))
+    texts = [METRICS.format(**each) for each in (first, second)]
+    assert not any(counters.parse_counters(text).no_number for text in texts)
     delta, findings = findings_between(first, second)
     assert (delta["running"], delta["generated"]) == (2.0, 60.0)
     assert "2 requests run or wait" in findings.invalid[0].evidence

@@ -286,7 +286,7 @@ def test_a_refused_request_leaves_the_report_where_it_is(clone):
 def test_a_wrong_request_is_refused_before_a_report_directory_in_use(
     run_pytest, canary_bf16, tmp_path, words, expected
 ):
-    taken = directory.take(tmp_path / "taken")
+    taken = directory.lock_directory(tmp_path / "taken")
     status, run = run_pytest(*words, f"--report-dir={tmp_path / 'taken'}")
     taken.lock.close()
     assert status == 4 and expected in the_line(run), run.output

@@ -33,7 +33,7 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
     assert len(closing.splitlines()) < 24, "the first failure is read without scrolling"
     for part in ("got a secret [redacted]", "run again: python -m pytest", "report.html"):
         assert part in closing
-    (failure,) = details.read(run.report).failures
+    (failure,) = details.read_details(run.report).failures
     assert failure.id == f"{SCENARIOS}::test_fail"
     assert failure.location.startswith(f"{SCENARIOS}:")
     # A report that is written again from the files is equal.
@@ -47,7 +47,7 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
     words = ("-m", "correctness", "-k", "fail or pass", "-q")
     test = f"{SCENARIOS}::test_fail"
     _, run = run_pytest("--arch", "cpu", *server.options, *words, "--engine=openai", test)
-    (failure,) = details.read(run.report).failures
+    (failure,) = details.read_details(run.report).failures
     assert f"pytest {test}" in failure.reproduce
     assert failure.reproduce.count(SCENARIOS) == 1
     assert "--base-url" in failure.reproduce and "--report-dir" not in failure.reproduce
@@ -75,7 +75,7 @@ def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server)
         report="first",
     )  # fmt: skip
     assert first.returncode == 1, first.stdout + first.stderr
-    (failure,) = details.read(tmp_path / "first").failures
+    (failure,) = details.read_details(tmp_path / "first").failures
     command = shlex.split(failure.reproduce)
     assert command[:4] == ["python", "-m", "pytest", "../verdicts.py::test_fail"], first.stdout
     assert not {"--shard", "1/1", "-vv", "-k"} & set(command)

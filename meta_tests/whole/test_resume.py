@@ -66,7 +66,7 @@ def runs(start_pytest, fault_server, tmp_path) -> Runs:
 def require_resumed(runs: Runs, whole: VerdictFile, report: Path) -> None:
     """Resume a killed run, and check that it has the verdict of an uninterrupted run."""
     before = stored_run.file_of(report)
-    stream = events.read(report / events.NAME)
+    stream = events.read_events(report / events.NAME)
     decided = [each.event.test.id for each in stream.events if isinstance(each.event, Decided)]
     reached = {test.id for test in before.tests if test.message != "not reached"}
     assert reached == {*decided}, "the fold has what was decided"
@@ -116,7 +116,7 @@ def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
     unbroken.wait()
     whole = stored_run.file_of(whole_report)
     assert whole.finished and len(runs.ran()) == 19, unbroken.output
-    last = len(events.read(whole_report / events.NAME).events)
+    last = len(events.read_events(whole_report / events.NAME).events)
     first = 6  # opened, collected, the environment, the unproven claims
     draw = random.Random(48)
     killed = 0
@@ -217,7 +217,7 @@ def test_merged_shards_a_resumed_run_and_one_run_are_equal(runs, tmp_path):
             assert kill_after(run, shard, 10, 0.0)
             run = runs.start(shard, "--shard", "1/2", "--resume")
         run.wait()
-    merged = merging.write(merging.read(shards), tmp_path / "merged")
+    merged = merging.write(merging.read_shards(shards), tmp_path / "merged")
     assert shown(merged) == expected
 
 
@@ -241,7 +241,7 @@ def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
     assert kill_after(runs.start(shards[0], "--shard", "1/2"), shards[0], 10, 0.0)
     runs.start(shards[1], "--shard", "2/2").wait()
     decided = {t.id for t in stored_run.file_of(shards[0]).tests if t.message != "not reached"}
-    merged = merging.write(merging.read(shards), tmp_path / "merged")
+    merged = merging.write(merging.read_shards(shards), tmp_path / "merged")
     assert decided and not merged.finished
     assert decided <= {test.id for test in merged.tests if test.message != "not reached"}
 
@@ -263,7 +263,7 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
     run.wait()
     decided = set()
     for stream in streams:
-        for each in events.read(stream).events:
+        for each in events.read_events(stream).events:
             if isinstance(each.event, Decided):
                 decided.add(each.event.test.id)
     file = stored_run.file_of(report)

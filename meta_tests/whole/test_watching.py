@@ -234,7 +234,7 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
     """The killed run's supervisor is still writing a bundle into the directory, which is then moved
     as a whole."""
     report = tmp_path / "report"
-    first = directory.take(report)
+    first = directory.lock_directory(report)
     (report / "verdict.json").write_text("{}")
     slow = (
         "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), exit(0)));"
@@ -248,7 +248,7 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
     supervisor.stdin.close()
     first.lock.close()  # as pytest does when it is killed
     assert supervisor.poll() is None
-    second = directory.take(report)
+    second = directory.lock_directory(report)
     assert not psutil.pid_exists(supervisor.pid) or supervisor.wait(10) is not None
     assert [item.name for item in report.iterdir() if not item.name.startswith(".")] == ["earlier"]
     (moved,) = (report / "earlier").iterdir()

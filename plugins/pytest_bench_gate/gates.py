@@ -14,7 +14,7 @@ from pytest_bench_gate.history import KEY
 from pytest_bench_gate.judging import Judged, Limit, Samples
 from pytest_bench_gate.run import GateRun
 from sm121.core.printable import printable
-from sm121.core.unmet import Unmet, noted, text
+from sm121.core.unmet import Unmet, facts_text, noted
 from sm121.core.verdict import Inconclusive, Verdict
 from sm121.measure import statistics
 from sm121.measure.gate import Decision
@@ -228,7 +228,7 @@ def _raise_what_fell(judged: Judged, note: str = "") -> None:
     if judged.verdict is Verdict.FAIL:
         raise Unmet(*facts)
     if judged.verdict is Verdict.INCONCLUSIVE:
-        raise Inconclusive(text(facts))
+        raise Inconclusive(facts_text(facts))
 
 
 def _text_of(metric: str, unit: object) -> str:

@@ -21,7 +21,7 @@ def llm_server_factory(
     """Starts a server of any model, with any arguments, for a ``with`` block."""
     from pytest_llm_server.factory import LlmServerFactory  # imports the suite, needed only here
 
-    return LlmServerFactory(run.of(pytestconfig), tmp_path_factory.getbasetemp() / "llm-server")
+    return LlmServerFactory(run.run_of(pytestconfig), tmp_path_factory.getbasetemp() / "llm-server")
 
 
 @pytest.fixture(scope="session")

@@ -110,7 +110,7 @@ def of_a_conftest(error: ValueError) -> str | None:
     )
 
 
-def read(config: pytest.Config) -> Asked:
+def read_options(config: pytest.Config) -> Asked:
     """Read the user's options from the command line, else from pytest.ini.
 
     Args:

@@ -52,7 +52,7 @@ class Run:
         if self._servers is None:
             from pytest_llm_server.servers import Servers  # imports the suite, needed only here
 
-            asked = options.read(self._config)
+            asked = options.read_options(self._config)
             self._servers = Servers(asked, self._timer, lambda: self._test)
         return self._servers
 
@@ -204,7 +204,7 @@ def begin(config: pytest.Config) -> None:
     config.pluginmanager.register(run, "pytest_llm_server.run")
 
 
-def of(config: pytest.Config) -> Run:
+def run_of(config: pytest.Config) -> Run:
     """Return the run.
 
     Args:

@@ -180,7 +180,7 @@ def refusals(
 
 def values(arguments: Sequence[str]) -> dict[str, str]:
     """Return the options with their values, each key of a JSON value as a separate option."""
-    read = engine_arguments.read(arguments)
+    read = engine_arguments.parse_options(arguments)
     return {name: value for name, value in read.items() if not value.startswith("{")}
 
 

@@ -34,7 +34,7 @@ def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
         yield name, own.judging(name, next(fits))
 
 
-def read(own: Profile, depth: int) -> Traffic | None:
+def bytes_per_token(own: Profile, depth: int) -> Traffic | None:
     """Return the bytes per token of the configuration under test; None if its formats are
     unknown."""
     config = roofline.read_config(own.model.id)
@@ -53,7 +53,7 @@ def _rows(own: Profile, names: Iterable[str], suffix: str = "") -> Iterator[list
             metric = f"tg32@d{depth}"
             known = next((r for r in references.load().reference if not suffix
                           and name in r.configurations and metric in r.values), None)  # fmt: skip
-            cost = read(each, depth)
+            cost = bytes_per_token(each, depth)
             gate = each.gate(metric)
             gates = [g.metric for g in own.configurations[name].gates]
             asked = "" if metric in gates else ", of every build"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sm121.session import certification
-from tools.reference.requirements import read
+from tools.reference.requirements import read_levels
 
 
 def page(folder: Path) -> str:
@@ -12,7 +12,7 @@ def page(folder: Path) -> str:
         "# The tests of each level that a certificate needs, and what they apply to.",
         "# Made by `sm121 reference docs` from the tests in tests/; do not edit it by hand.",
     ]
-    for module in read(folder):
+    for module in read_levels(folder):
         lines += ["", f"[{module.level}]"]
         for item in module.requirements:
             if not item.optional:

@@ -22,7 +22,7 @@ class Row:
     where: str
 
 
-def read(docs: Path) -> list[Row]:
+def read_rows(docs: Path) -> list[Row]:
     """Return the rows of the page."""
     rows = []
     document = ""
@@ -37,7 +37,7 @@ def read(docs: Path) -> list[Row]:
 
 def counts(docs: Path) -> list[str]:
     """Return the section of docs/requirements.md with a row for each document."""
-    rows = read(docs)
+    rows = read_rows(docs)
     lines = [
         "## The original documents",
         "",

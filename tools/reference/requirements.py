@@ -37,7 +37,7 @@ class LevelModule:
     requirements: tuple[Requirement, ...]
 
 
-def read(folder: Path) -> list[LevelModule]:
+def read_levels(folder: Path) -> list[LevelModule]:
     """Return the levels of a folder of tests, in their order.
 
     Raises:
@@ -53,7 +53,7 @@ def read(folder: Path) -> list[LevelModule]:
 
 def page(folder: Path, docs: Path) -> str:
     """Return docs/requirements.md."""
-    modules = read(folder)
+    modules = read_levels(folder)
     count = sum(len(module.requirements) for module in modules)
     lines = [
         "# What each level requires",

@@ -25,7 +25,7 @@ def _compared(kit: Kit, **changed: Any) -> Outcome:
     for path, file in zip(folders, (run(), run(**changed)), strict=True):
         verdict_file.write(file, path)
     try:
-        comparison.refuse_mixed([comparison.read(path) for path in folders])
+        comparison.refuse_mixed([comparison.read_results(path) for path in folders])
     except errors.UsageError as error:
         return Outcome("refused", str(error))
     return Outcome("PASS", "side by side")

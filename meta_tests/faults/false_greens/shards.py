@@ -61,7 +61,7 @@ def _merged(kit: Kit, *others: VerdictFile, edit: dict[str, Any] | None = None) 
         for n, file in enumerate(files, 1)
     ]
     try:
-        shards = merging.read(folders)
+        shards = merging.read_shards(folders)
     except errors.UsageError as error:
         return Outcome("refused", str(error))
     whole = merge.merge_shards({f"shards/{s.part.index}": s.file for s in shards})

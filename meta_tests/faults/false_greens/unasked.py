@@ -100,7 +100,7 @@ def streams(kit: Kit, count: int, slots: int) -> Outcome:
 def speculation(url: str, asker: Mock, method: str) -> Speculation:
     """Test a server at a URL that was started with a drafter."""
     server = Server(Endpoint(url, "k", "m"), True, "vllm", "0.32.0", None, None, None)
-    can = capabilities.of("vllm", "0.32.0")
+    can = capabilities.capabilities_of("vllm", "0.32.0")
     texts = prompts.continuations()
     return Speculation(server, asker, texts, BOUND, method, can)
 
@@ -158,7 +158,9 @@ def samples(_kit: Kit, cut: promised.Cut | bool, share: float) -> Outcome:
         return {**body, "logprobs": None} if drops else body
 
     with sampling(lacking, 7) as endpoint:
-        draws = sampled.Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 7)
+        draws = sampled.Sampler(
+            client.Api(endpoint, capabilities.capabilities_of("vllm", "0.32.0")), 7
+        )
         return decided(lambda: draws.keeps_the_cut(cut) if cut else draws.follows_the_temperature())
 
 

@@ -41,7 +41,7 @@ OTHER = [at(1), at(7, 0.46, t2=0.45), at(8)]
 
 
 def test_a_run_agrees_with_itself():
-    outcome = agreement.judge(run(1, 2, 3), run(1, 2, 3), EXACT)
+    outcome = agreement.compare_runs(run(1, 2, 3), run(1, 2, 3), EXACT)
     assert outcome.disagreement is None and outcome.max_abs == 0 and all(outcome.top1)
     assert outcome.divergences == pytest.approx([0, 0, 0])
 
@@ -82,7 +82,7 @@ def test_a_run_agrees_with_itself():
     ],
 )
 def test_a_difference_is_named(other, bound, expected):
-    outcome = agreement.judge(run(1, 2, 3), other, bound or EXACT)
+    outcome = agreement.compare_runs(run(1, 2, 3), other, bound or EXACT)
     assert outcome.disagreement is not None
     assert re.search(expected, str(outcome.disagreement)), outcome.disagreement
 
@@ -90,7 +90,7 @@ def test_a_difference_is_named(other, bound, expected):
 def test_a_small_difference_everywhere_is_a_difference_on_average():
     judged = [at(n, 0.6) for n in range(20)]
     other = [at(n, 0.6003) for n in range(20)]
-    outcome = agreement.judge(judged, other, EXACT)
+    outcome = agreement.compare_runs(judged, other, EXACT)
     assert outcome.disagreement is not None and "mean difference" in str(outcome.disagreement)
 
 
@@ -112,7 +112,7 @@ TOO_LARGE = (4, 4, 5, 6.5, 10, 6, 5, 1, 5, 2.5, 2, 5.5, 1.5, 2, 8, 2.5, 6, 4, 3.
 def test_the_bound_of_bf16_lies_between_rounding_and_a_fault(steps, share, agrees):
     bound = profile.load("cpu-tiny-gpt-oss").correctness.agreement["bfloat16"]
     judged = [Position("t", -share * each / 32, {}) for each in steps]
-    outcome = agreement.judge(judged, [Position("t", 0.0, {})] * len(steps), bound)
+    outcome = agreement.compare_runs(judged, [Position("t", 0.0, {})] * len(steps), bound)
     assert (outcome.disagreement is None) == agrees
 
 
@@ -142,7 +142,7 @@ def test_the_bound_of_bf16_lies_between_rounding_and_a_fault(steps, share, agree
 )
 def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
     """`resumed`: the continuation after the other run's token; None if it cannot be requested."""
-    judgement = agreement.judge(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
+    judgement = agreement.compare_runs(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
     assert judgement.forks == forks and judgement.unjudged == (forks and resumed is None)
     difference = judgement.disagreement
     assert (disagreement in str(difference)) if disagreement else not difference
@@ -150,13 +150,13 @@ def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
 
 def test_differences_of_unchosen_tokens_count():
     """The chosen token's own log-probability hardly changes if the model is sure of it."""
-    outcome = agreement.judge([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
+    outcome = agreement.compare_runs([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
     assert outcome.max_abs == pytest.approx(math.log(2))
 
 
 def test_after_two_right_continuations_the_rest_is_requested_again():
     resume = Mock(return_value=run(3))
-    outcome = agreement.judge(ATTRACTOR, OTHER, NOISY, resume)
+    outcome = agreement.compare_runs(ATTRACTOR, OTHER, NOISY, resume)
     assert outcome.disagreement is None, outcome
     resume.assert_called_once_with((1, 2))
     assert outcome.forks == 1 and outcome.top1 == (True, False, True)
@@ -169,7 +169,7 @@ def test_two_right_answers_in_turn_are_no_degradation():
 
     def wrong(letters: str) -> list[int]:
         outcomes = [
-            agreement.judge(ATTRACTOR, series[letter], NOISY, lambda _tokens: run(3))
+            agreement.compare_runs(ATTRACTOR, series[letter], NOISY, lambda _tokens: run(3))
             for letter in letters
         ]
         return [n for n, outcome in enumerate(outcomes) if outcome.disagreement is not None]
@@ -181,7 +181,7 @@ def test_two_right_answers_in_turn_are_no_degradation():
 def test_too_many_different_tokens_fail():
     judged = [at(2, 0.46, t7=0.45)] * 20
     fork = at(7, 0.46, t2=0.45)
-    outcome = agreement.judge(judged, [fork], NOISY, lambda _tokens: [fork] * 20)
+    outcome = agreement.compare_runs(judged, [fork], NOISY, lambda _tokens: [fork] * 20)
     assert outcome.disagreement is not None and "choose different tokens" in str(
         outcome.disagreement
     )

@@ -42,7 +42,7 @@ def sits(
     """Let a server take a section of the exam; return the remarks."""
     remarks: list[str] = []
     with scripted(script, **options) as endpoint:
-        api = client.Api(endpoint, capabilities.of(*engine))
+        api = client.Api(endpoint, capabilities.capabilities_of(*engine))
         pupil = exams.Candidate(api, cases.Judge(api, remarks.append, {}), paper, remarks.append)
         if section == "document":
             pupil.recalls(8_000)

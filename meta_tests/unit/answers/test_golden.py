@@ -100,7 +100,7 @@ def test_small_differences_everywhere_are_seen_by_the_divergence():
     starts = {"a": 10, "b": 20}
     drifted = {key: [at(start + n, 0.6, q=0.21) for n in range(4)] for key, start in starts.items()}
     tight = BOUND.model_copy(update={"mean_divergence": 1e-6, "mean_abs": 1.0})
-    assert "KL divergence" in unmet.text(compare(drifted).beyond(tight))
+    assert "KL divergence" in unmet.facts_text(compare(drifted).beyond(tight))
 
 
 def test_the_golden_token_is_continued_after_two_right_continuations():
@@ -246,7 +246,7 @@ def test_half_a_surrogate_pair_is_not_recorded():
 
 def test_another_text_of_the_same_tokens_is_a_difference():
     beyond = against_trusted(Mangled("a\ufffd")).beyond(BOUND)
-    assert "prompt 'one': the same tokens: " in unmet.text(beyond)
+    assert "prompt 'one': the same tokens: " in unmet.facts_text(beyond)
 
 
 def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
@@ -259,7 +259,7 @@ def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
 def test_a_comparison_without_tokens_does_not_pass():
     nothing = GoldenComparison({}, ())
     assert math.isnan(nothing.mean_divergence)
-    assert "KL divergence" in unmet.text(nothing.beyond(BOUND))
+    assert "KL divergence" in unmet.facts_text(nothing.beyond(BOUND))
 
 
 def test_missing_checkpoint_files_are_reported_as_unproven(canary_bf16):

@@ -25,7 +25,7 @@ from sm121.client.completion_json import Completion, Position
 from sm121.client.completions import Request
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import LogProbabilityTolerance
-from sm121.core.unmet import Unmet, text
+from sm121.core.unmet import Unmet, facts_text
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.oracles.formats import EXACT, Rounding
 from tools import roundings
@@ -232,7 +232,7 @@ def position(token: int, value: float, **top: float) -> Position:
 def test_a_generated_answer_is_held_to_the_oracles_own(positions, wrong, judged):
     answered = [position(token, value, **top) for token, value, top in positions]
     facts, number = generation_beyond(TOLERANCE, RIGHT, [each[0] for each in positions], answered)
-    assert wrong in text(facts) if wrong else facts == []
+    assert wrong in facts_text(facts) if wrong else facts == []
     assert judged in (None, number)
 
 

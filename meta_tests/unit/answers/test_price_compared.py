@@ -88,7 +88,9 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     run = run_of(values)
     trusted = trusted_runs.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
     profile = OWN.model_copy(update={"regression": limits})
-    judged = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
+    judged = against.compare_with_trusted(
+        run, trusted, profile, stored_metrics(values), lambda _: True
+    )
     assert [test.id.removeprefix(AGAINST) for test in judged.worse] == [*worse]
     assert judged.report.no_worse == (not worse)
     if now is PAID:
@@ -114,7 +116,7 @@ def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     run = run_of(now)
     runs = (StoredRun("old", run_of(before), stored_metrics(before)),)
     trusted = trusted_runs.Trusted(runs, "0")
-    judged = against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True)
+    judged = against.compare_with_trusted(run, trusted, OWN, stored_metrics(now), lambda _: True)
     remark = "price of rounding: not measured in old, not compared"
     assert judged.worse == [] and judged.report.differs == [remark] * is_named
 
@@ -195,6 +197,6 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
 def test_the_first_lines_say_what_is_rounded(rounding, words):
     run = run_of(PAID, rounding=rounding)
     line = f"Rounded beyond the checkpoint: {words}; mean KL 0.012 [0.0108, 0.0132] nats, likeliest"
-    assert str(headline.of(run).price).startswith(line)
+    assert str(headline.headline_of(run).price).startswith(line)
     assert line in summary.markdown(run).replace("\\", "")
-    assert headline.of(run_of({"tg32@d0": 30.0}, rounding=rounding)).price == ""
+    assert headline.headline_of(run_of({"tg32@d0": 30.0}, rounding=rounding)).price == ""

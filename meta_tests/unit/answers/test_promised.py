@@ -52,14 +52,17 @@ def hold(test: str, sampler: Sampler) -> None:
 
 def check(test: str, change, seed: int, engine: str = "vllm") -> None:
     with sampling(change, seed) as endpoint:
-        hold(test, Sampler(client.Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
+        hold(
+            test,
+            Sampler(client.Api(endpoint, capabilities.capabilities_of(engine, "0.32.0")), seed),
+        )
 
 
 def judge_drafts(change, seed: int) -> None:
     """Judge the samples of a scripted server at drafted positions."""
     with sampling(change, seed) as endpoint:
         server = Server(endpoint, False, "vllm", None, None, None, None)
-        can = capabilities.of("vllm", "0.32.0")
+        can = capabilities.capabilities_of("vllm", "0.32.0")
         Speculation(server, Asker(server), None, None, "", can).samples_follow_the_target()
 
 
@@ -194,7 +197,7 @@ def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
     """A tighter cut omits tokens at the edge, a looser one includes others, in the given number of
     samples: see `cuts.find_cuts`."""
     with sampling(lambda body: body, 1) as endpoint:
-        sampler = Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 1)
+        sampler = Sampler(client.Api(endpoint, capabilities.capabilities_of("vllm", "0.32.0")), 1)
         cases = [(cut, case) for cut in cuts.CUTS for case in sampler.find_cuts(cut).values()]
         tops = sampler.source.tops
     for cut, (count, value, text, edge) in cases:
@@ -236,7 +239,7 @@ def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallie
             yield each, promised.Tally(hits=8 * (each == "right"), expected=7.9, samples=8)
 
     monkeypatch.setattr(Penalties, "compare_subtracted", subtracted)
-    api = client.Api(Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0"))
+    api = client.Api(Endpoint("", "", "m"), capabilities.capabilities_of("vllm", "0.32.0"))
     with pytest.raises(Unmet if "wrong" in tallies else NotRun):
         Sampler(api, 1).penalises("presence_penalty")
 
@@ -251,7 +254,7 @@ def counted_requests(hold_all) -> Counter[str]:
         return body
 
     with sampling(count, 4) as endpoint:
-        hold_all(Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 4))
+        hold_all(Sampler(client.Api(endpoint, capabilities.capabilities_of("vllm", "0.32.0")), 4))
     return sent
 
 

@@ -55,7 +55,7 @@ def of_some(share: float, effort: str = "") -> object:
 def judged(script, python: Path, folder: Path, target=CANARY, requests=None) -> str:
     remarks: list[str] = []
     with scripted(script, requests=requests) as endpoint:
-        published.judge(target, python, endpoint, folder / "scores", remarks.append)
+        published.judge_scores(target, python, endpoint, folder / "scores", remarks.append)
     return "; ".join(remarks)
 
 
@@ -177,7 +177,7 @@ def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, 
 
     monkeypatch.setattr(published.child, "run", run)
     with pytest.raises(NotRun, match=text) if text else nullcontext():
-        published.judge(CANARY, Path(sys.executable), ENDPOINT, tmp_path, str)
+        published.judge_scores(CANARY, Path(sys.executable), ENDPOINT, tmp_path, str)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_an_answer_that_ends_the_harness_is_not_green(monkeypatch, tmp_path, end
     ended = SimpleNamespace(status=1, output=ends)
     monkeypatch.setattr(published.child, "run", lambda _command, **_: ended)
     with pytest.raises(error, match="lm_eval ended with status 1"):
-        published.judge(CANARY, Path(sys.executable), ENDPOINT, tmp_path, str)
+        published.judge_scores(CANARY, Path(sys.executable), ENDPOINT, tmp_path, str)

@@ -16,7 +16,7 @@ SERVERS = tomllib.loads((DATA / "served-roundings.toml").read_text())
 
 def read(server, path, required=None) -> str:
     row = SERVERS[server]
-    options = engine_arguments.read(row["arguments"].split())
+    options = engine_arguments.parse_options(row["arguments"].split())
     evidence = path_with(row["path"] | (path or {}))
     return rounding_of(options, required or engine_settings.PathValues(), evidence, GPT_OSS).formats
 

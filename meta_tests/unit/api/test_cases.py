@@ -18,7 +18,7 @@ from sm121.plugin import fixtures
 
 def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
     """Return the result of a case with these answers; the last answer is that of the sentinel."""
-    return cases.judge(replying(*answers, engine=engine, version=version), case, " Paris.")[1]
+    return cases.judge_case(replying(*answers, engine=engine, version=version), case, " Paris.")[1]
 
 
 #: The smallest id of a special token in gpt-oss's vocabulary.
@@ -85,7 +85,9 @@ def test_a_server_that_asks_for_no_key_is_not_asked_with_a_wrong_one():
     endpoint = Endpoint("http://127.0.0.1:1", NO_KEY, "canary")
     for name in ("wrong-key", "wrong-key-chat"):
         with pytest.raises(verdict.Inapplicable, match="attached without --api-key"):
-            cases.judge(Api(endpoint, capabilities.of("vllm", None)), case(name), " Paris.")
+            cases.judge_case(
+                Api(endpoint, capabilities.capabilities_of("vllm", None)), case(name), " Paris."
+            )
     assert "omit --api-key" in judged(case("wrong-key"), WELL, WELL).fact.observed
 
 
@@ -142,7 +144,9 @@ def test_a_deviation_that_is_mended_asks_to_be_removed():
 
 def test_the_end_token_of_a_choice_is_known_from_where_the_grammar_allows_it():
     for version, is_recorded in (("0.26.0", False), ("0.28.0", True), ("0.34.0", True)):
-        deviation = capabilities.of("vllm", version).deviation("choice-in-a-chat", "special_token")
+        deviation = capabilities.capabilities_of("vllm", version).deviation(
+            "choice-in-a-chat", "special_token"
+        )
         assert (deviation is not None) == is_recorded, version
 
 

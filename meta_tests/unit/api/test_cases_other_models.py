@@ -83,7 +83,8 @@ def test_a_banned_end_token_may_be_likelier_than_the_greedy_choice(engine, likel
     choice = {"text": " a b", "finish_reason": "length", "logprobs": entries}
     body = {"choices": [choice], "usage": {"completion_tokens": 2}}
     api: Any = SimpleNamespace(
-        complete=lambda *_prompt, **_options: body, capabilities=capabilities.of(engine, None)
+        complete=lambda *_prompt, **_options: body,
+        capabilities=capabilities.capabilities_of(engine, None),
     )
     if passes:
         logprobs.greedy_is_the_likeliest(api, in_chats=False)
@@ -161,7 +162,7 @@ def test_a_deviation_of_vllm_may_depend_on_the_format_of_chats(name, lacks, know
     api = replying(served, answer(200, COMPLETION), version="0.32.0")
     api = dataclasses.replace(api, capabilities=dataclasses.replace(api.capabilities, lacks=lacks))
     (case,) = (each for each in cases.shipped().case if each.id == name)
-    problem = cases.judge(api, case, COMPLETION["choices"][0]["text"]).problem
+    problem = cases.judge_case(api, case, COMPLETION["choices"][0]["text"]).problem
     assert problem is not None and problem.kind == "served" and problem.fails == (not known)
 
 
@@ -206,7 +207,9 @@ def another_form() -> Fact:
 )
 def test_a_failure_by_a_known_bug_has_its_link(fact, link):
     failed = fact()
-    known = capabilities.of("vllm", "0.32.0").bugs("tests/test_correctness.py::test_any")
+    known = capabilities.capabilities_of("vllm", "0.32.0").bugs(
+        "tests/test_correctness.py::test_any"
+    )
     links = []
     for bug in known:
         if re.search(bug.says, failed.requirement) or re.search(bug.says, failed.observation):

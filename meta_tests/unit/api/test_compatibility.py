@@ -73,8 +73,10 @@ def judged(chat, responses, folder, engine="vllm", *, dies_at_results=False, **u
     score = SCORE.model_copy(update=update)
     update = {"correctness": REAL.correctness.model_copy(update={"scores": (score,)})}
     with serving(Handler) as url:
-        api = Api(Endpoint(url, "key", "m"), capabilities.of(engine, "0.32.0"))
-        compatibility.judge(api, REAL.model_copy(update=update), folder / "scores", remarks.append)
+        api = Api(Endpoint(url, "key", "m"), capabilities.capabilities_of(engine, "0.32.0"))
+        compatibility.judge_scores(
+            api, REAL.model_copy(update=update), folder / "scores", remarks.append
+        )
     assert {body["tools"][0]["type"] for body in requests} == {"function"}
     assert all("temperature" not in body for body in requests)
     return remarks
@@ -140,4 +142,4 @@ def test_an_engine_without_tools_in_responses_is_judged_by_chat(tmp_path):
 def test_the_canary_has_a_reason_without_tool_scores(tmp_path):
     assert "two tools" in CANARY.correctness.cannot["tool_scores"]
     with pytest.raises(NotRun, match="profile cpu-tiny-gpt-oss has no"):
-        compatibility.judge(None, CANARY, tmp_path, str)
+        compatibility.judge_scores(None, CANARY, tmp_path, str)

@@ -9,7 +9,7 @@ import pytest
 
 from sm121.api import chat_prompts, chats, rendering, responses
 from sm121.api.client import Api, Refused
-from sm121.api.rendering import read
+from sm121.api.rendering import parse_prompt
 from sm121.api.tools import tools
 from sm121.client.exchange import Exchange
 from sm121.core.configuration import ServerConfiguration
@@ -43,8 +43,8 @@ class Rendering(Api):
 
 def hold(case: str, ids: list[int], **environment: str) -> None:
     endpoint = Endpoint("http://127.0.0.1:1", "key", "canary")
-    server = Rendering(endpoint, capabilities.of("vllm", "0.32.0")).serve(ids)
-    chat_prompts.becomes_its_harmony(server, chats.find_chat(case), environment)
+    server = Rendering(endpoint, capabilities.capabilities_of("vllm", "0.32.0")).serve(ids)
+    chat_prompts.prompt_is_harmony(server, chats.find_chat(case), environment)
 
 
 def as_vllm_writes_calls(ids: list[int]) -> list[int]:
@@ -132,15 +132,15 @@ def test_a_pinned_date_and_a_schema_in_the_prompt_are_accepted():
 
 
 def test_ids_that_are_no_harmony_are_read_as_well():
-    assert [part.author for part in read(encode("hello"))] == ["(no <|start|>)"]
-    assert len(read([])) == 1 and read([200006])[0].author == ""
+    assert [part.author for part in parse_prompt(encode("hello"))] == ["(no <|start|>)"]
+    assert len(parse_prompt([])) == 1 and parse_prompt([200006])[0].author == ""
 
 
 def test_without_harmony_it_says_how_to_get_it(monkeypatch):
     rendering.encoding.cache_clear()
     monkeypatch.setitem(sys.modules, "openai_harmony", None)
     with pytest.raises(NotRun, match="pip install oss-harmony"):
-        chat_prompts.becomes_its_harmony(None, chats.find_chat("question"), {})
+        chat_prompts.prompt_is_harmony(None, chats.find_chat("question"), {})
     with pytest.raises(NotRun, match="pip install oss-harmony"):
         responses.lengths(chats.find_chat("question"))
     monkeypatch.undo()
@@ -181,10 +181,11 @@ class Counting(Api):
 def test_usage_shows_what_is_dropped(conversation, dropped, wrong):
     """`dropped`: the positions of messages, from the beginning or the end."""
     server = type("Dropping", (Counting,), {"dropped": dropped or ()})(
-        Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("openai", None)
+        Endpoint("http://127.0.0.1:1", "key", "canary"),
+        capabilities.capabilities_of("openai", None),
     )
     with pytest.raises(AssertionError, match="expected usage ") if wrong else nullcontext():
-        chat_prompts.becomes_its_harmony(server, chats.find_chat(conversation), {})
+        chat_prompts.prompt_is_harmony(server, chats.find_chat(conversation), {})
 
 
 def started_with(*environment: tuple[str, str]) -> ServerConfiguration:

@@ -15,7 +15,7 @@ from sm121.stress.crowded_samples import CrowdedSamples
 from sm121.stress.shapes import Shapes
 
 ENDPOINT = Endpoint("", "", "m")
-VLLM = capabilities.of("vllm", "0.32.0")
+VLLM = capabilities.capabilities_of("vllm", "0.32.0")
 #: Changes a request while this many others run. A crowd has 13 requests before its samples, and
 #: then one between two samples.
 FAULTS = {

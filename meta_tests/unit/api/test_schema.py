@@ -166,5 +166,5 @@ def test_reasoning_is_read_once_whatever_its_names(names):
     string."""
     names = names or ("reasoning", "reasoning_content")
     message = {"content": None, **dict.fromkeys(names, "Paris")}
-    assert sampling.said(message) == "Paris"
-    assert sampling.said({**message, "content": "!"}) == "Paris!"
+    assert sampling.reasoning_and_content(message) == "Paris"
+    assert sampling.reasoning_and_content({**message, "content": "!"}) == "Paris!"

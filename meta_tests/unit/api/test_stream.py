@@ -34,7 +34,7 @@ def chunks(*numbers):
 
 
 def read(text, kind="text/event-stream"):
-    return stream.read(kind, text.encode())
+    return stream.parse_stream(kind, text.encode())
 
 
 def wrong(answered):

@@ -16,7 +16,7 @@ def folder(tmp_path):
 
 
 def test_whole_files(folder):
-    stored = safetensors_header.read(folder)
+    stored = safetensors_header.read_headers(folder)
     assert len(stored.files) == 3 and stored.facts == ()
     assert str(stored.tensors[0]) == "model.embed_tokens.weight BF16 [151936, 4096]"
 
@@ -24,14 +24,14 @@ def test_whole_files(folder):
 def test_a_cut_file_is_named(folder):
     path = folder / "model-00002-of-00003.safetensors"
     os.truncate(path, path.stat().st_size - 1)
-    (fact,) = safetensors_header.read(folder).facts
+    (fact,) = safetensors_header.read_headers(folder).facts
     assert (fact.about, fact.observed) == (path.name, "a truncated file")
     assert "download it again" in fact.evidence
 
 
 def test_a_missing_file_is_named(folder):
     (folder / "model-00003-of-00003.safetensors").unlink()
-    (fact,) = safetensors_header.read(folder).facts
+    (fact,) = safetensors_header.read_headers(folder).facts
     assert fact.observed == "model-00003-of-00003.safetensors is missing"
 
 
@@ -39,13 +39,13 @@ def test_a_tensor_that_the_index_has_and_no_file(folder):
     checkpoints.write_header(
         folder / "model-00003-of-00003.safetensors", {"other.weight": ("BF16", [1])}
     )
-    (fact,) = safetensors_header.read(folder).facts
+    (fact,) = safetensors_header.read_headers(folder).facts
     assert fact.observed == "some are missing" and fact.evidence.startswith("133, such as ")
 
 
 def test_files_that_the_index_does_not_name_do_not_count(folder):
     checkpoints.write_header(folder / "consolidated.safetensors", {"x.weight": ("BF16", [1])})
-    assert len(safetensors_header.read(folder).tensors) == 399
+    assert len(safetensors_header.read_headers(folder).tensors) == 399
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_files_that_the_index_does_not_name_do_not_count(folder):
 def test_an_invalid_header_gives_one_line(content, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(Sm121Error, match="expected a header of safetensors"):
-        safetensors_header.read(tmp_path)
+        safetensors_header.read_headers(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_an_invalid_header_gives_one_line(content, tmp_path):
 def test_a_wrong_index_is_one_line(index, folder):
     (folder / safetensors_header.INDEX).write_text(index, "utf-8")
     with pytest.raises(Sm121Error, match="expected"):
-        safetensors_header.read(folder)
+        safetensors_header.read_headers(folder)

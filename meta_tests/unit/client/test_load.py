@@ -92,7 +92,7 @@ def begin() -> tuple[SimpleNamespace, Callable[[], Stress]]:
         processes=lambda: [], say=lambda *_arguments: None,
     )  # fmt: skip
     server = Server(ENDPOINT, False, "vllm", "0", None, None, None)
-    return run, lambda: Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
+    return run, lambda: Stress(run, server, capabilities.capabilities_of("vllm", "0.32.0"), EXACT)
 
 
 def sampling() -> int:
@@ -199,7 +199,9 @@ def test_a_client_that_hangs_after_the_stop_is_a_fault(monkeypatch, wait_s):
     # A release with this known bug is excused for as many requests as its engine can run at once.
     remarks: list[str] = []
     give(run, remark=remarks.append)
-    deviation = capabilities.of("vllm", "0.32.0").deviation("restart-under-load", "silent")
+    deviation = capabilities.capabilities_of("vllm", "0.32.0").deviation(
+        "restart-under-load", "silent"
+    )
     for jobs, expected in ((8, pytest.raises(AssertionError)), (4, contextlib.nullcontext())):
         stopped.clear()
         with expected:
@@ -259,7 +261,7 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     with_events(run)
     with servers.stress_server() as endpoint:
         server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
-        level = Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
+        level = Stress(run, server, capabilities.capabilities_of("vllm", "0.32.0"), EXACT)
         assert [load.client for load in run.servers.crashes.loads] == [level.client]
         level.sustained()
         level.brim()

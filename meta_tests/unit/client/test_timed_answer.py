@@ -336,7 +336,7 @@ def test_timed_requests_have_no_option_that_enlarges_chunks():
 
 def test_counters_of_the_engines_are_read():
     before = counters.Counters({"generated": 2.0, "running": 9.0})
-    now = counters.read(text_file("counters.txt"))
+    now = counters.parse_counters(text_file("counters.txt"))
     assert now.values == {"generated": 12.0, "running": 2.0}
     assert now.since(before) == {"generated": 10.0, "running": 2.0}
 

@@ -34,7 +34,7 @@ from sm121.compilation.architecture import GB10
 from sm121.compilation.device_code import Image
 from sm121.compilation.libraries import CodeState
 from sm121.compilation.sass import UnreadableSass
-from sm121.core.unmet import text
+from sm121.core.unmet import facts_text
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ from sm121.core.unmet import text
 )
 def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, named):
     code = [entry(SASS if kind == "sass" else PTX, arch) for kind, arch in map(str.split, entries)]
-    report = libraries.judge(library(tmp_path / "lib.so", *code))
+    report = libraries.check_file(library(tmp_path / "lib.so", *code))
     assert report.state is CodeState[state] and named in report.reason
 
 
@@ -113,7 +113,7 @@ def test_the_reader_agrees_with_cuobjdump(compiler, disassembler, tmp_path):
         pairs = re.findall(r"Fatbin (elf|ptx) code:\s*=+\s*arch = (\S+)", printed)
         assert len(pairs) == 5, printed
         expected = {Image("sass" if kind == "elf" else "ptx", arch(text)) for kind, text in pairs}
-        assert set(device_code.read(out)) == expected
+        assert set(device_code.read_device_code(out)) == expected
 
 
 @pytest.mark.parametrize("architecture", ["121a", "121f", "120f", "90a", "121"])
@@ -126,7 +126,7 @@ def test_a_bare_cubin_is_read(compiler, tmp_path, architecture):
         timeout_s=60,
     )
     assert made.status == 0, made.output
-    assert device_code.read(cubin) == (Image("sass", arch(architecture)),)
+    assert device_code.read_device_code(cubin) == (Image("sass", arch(architecture)),)
 
 
 NOISE = random.Random(5).randbytes
@@ -155,7 +155,7 @@ CONTENTS = {
 def test_only_a_whole_library_is_called_free_of_device_code(tmp_path, content):
     data, state = CONTENTS[content]
     (tmp_path / "lib.so").write_bytes(data)
-    report = libraries.judge(tmp_path / "lib.so")
+    report = libraries.check_file(tmp_path / "lib.so")
     assert report.state is CodeState[state]
     assert state == "HOST" or str(tmp_path / "lib.so") in report.reason
 
@@ -164,7 +164,7 @@ def test_only_a_whole_library_is_called_free_of_device_code(tmp_path, content):
 @pytest.mark.parametrize("name", ["kernel.cubin", "kernel.fatbin"])
 def test_file_that_can_only_be_device_code_is_not_called_free_of_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    assert libraries.judge(tmp_path / name).state is CodeState.UNREADABLE
+    assert libraries.check_file(tmp_path / name).state is CodeState.UNREADABLE
 
 
 def test_bit_flips_never_break_the_reader(tmp_path):
@@ -176,7 +176,7 @@ def test_bit_flips_never_break_the_reader(tmp_path):
         for _ in range(noise.randint(1, 12)):
             damaged[noise.randrange(len(damaged))] = noise.randrange(256)
         path.write_bytes(bytes(damaged[: noise.randint(0, len(damaged))]))
-        assert isinstance(libraries.judge(path).state, CodeState)
+        assert isinstance(libraries.check_file(path).state, CodeState)
 
 
 def test_garbage_is_not_disassembled_silently(disassembler, tmp_path):
@@ -197,7 +197,7 @@ def test_a_large_library_is_read_in_bounded_memory(tmp_path):
         file.write(fatbin(entry(SASS, "121a")))
     tracemalloc.start()
     try:
-        assert libraries.judge(path).state is CodeState.FULL
+        assert libraries.check_file(path).state is CodeState.FULL
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -278,7 +278,7 @@ def test_an_engine_without_code_for_gb10_is_named(tmp_path, core, experts, reaso
         code = [entry(SASS, experts)] if experts else []
         library(tmp_path / "_moe_C.abi3.so", *code)
     facts = libraries.without_code("vllm", {"vllm": str(tmp_path / "__init__.py")}, GB10)
-    assert len(facts) == bool(reason) and re.search(reason or "", text(facts)), facts
+    assert len(facts) == bool(reason) and re.search(reason or "", facts_text(facts)), facts
 
 
 def test_an_engine_that_is_not_installed_has_no_code(tmp_path):

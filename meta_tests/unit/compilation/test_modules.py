@@ -20,7 +20,7 @@ from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.build import BuildOutcome, without_architectures
 from sm121.compilation.libraries import CodeState
 from sm121.core import errors
-from sm121.core.unmet import text
+from sm121.core.unmet import facts_text
 from sm121.core.verdict import NotRun
 
 
@@ -115,7 +115,7 @@ def test_plain_sm121_moe_gemm_is_a_silent_trap():
 
 
 def test_plain_sm121_moe_gemm_is_read_from_its_binary(disassembler):
-    report = libraries.judge(TRAPPED_MOE.with_suffix(".fatbin"), disassembler=disassembler)
+    report = libraries.check_file(TRAPPED_MOE.with_suffix(".fatbin"), disassembler=disassembler)
     assert report.state is CodeState.PLAIN and report.only_trapping is not None
     assert len(report.only_trapping) == 1 and "1 of 1 kernels only trap" in report.reason
 
@@ -200,7 +200,7 @@ def test_a_module_is_judged_by_its_device_code(tools, tmp_path, arch_list, requi
     update = {"arch_list": arch_list, "architectures": (required,), "memory_gib": 0.001}
     chosen = modules.module("xqa_decode").model_copy(update=update)
     wrong = modules.contradictions(chosen, OneUnit("python", tmp_path), tools)
-    assert reason in text(wrong), wrong
+    assert reason in facts_text(wrong), wrong
 
 
 def test_a_module_that_needs_more_memory_than_there_is_is_not_run(tmp_path):

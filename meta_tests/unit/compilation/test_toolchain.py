@@ -17,7 +17,7 @@ from meta_tests.folders import DATA
 from sm121.compilation import child, flashinfer, probes, toolchain
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core import errors
-from sm121.core.unmet import text
+from sm121.core.unmet import facts_text
 from sm121.core.verdict import NotRun
 
 NOWHERE = toolchain.Compiler(Path(), Path(), "13.0")
@@ -154,7 +154,7 @@ def test_a_flashinfer_that_resolves_gb10_wrongly_is_caught(tmp_path, answer, rea
     fake = Answering("python", tmp_path)
     object.__setattr__(fake, "answers", answer)
     facts = flashinfer.contradictions(fake, NOWHERE)
-    assert re.search(reason, text(facts)) and len(facts) == 1 if reason else not facts, facts
+    assert re.search(reason, facts_text(facts)) and len(facts) == 1 if reason else not facts, facts
 
 
 def test_without_flashinfer_it_is_not_run_and_says_how_to_get_it(tmp_path):

@@ -95,7 +95,9 @@ def test_a_profile_is_its_merged_values(tmp_path):
     extended = profile.load(parent)
     whole = profile.load("sm121-gpt-oss-120b")
     same = whole.model_copy(update={"name": "ours", "performance": extended.performance})
-    assert digest.of(extended.model_dump(mode="json")) == digest.of(same.model_dump(mode="json"))
+    assert digest.of_value(extended.model_dump(mode="json")) == digest.of_value(
+        same.model_dump(mode="json")
+    )
     fingerprint = Fingerprint(profile="12ab", profile_shipped=False, extends=extended.extends)
     assert "extends sm121-gpt-oss-120b" in profile_label("ours", fingerprint)
 

@@ -253,7 +253,7 @@ def test_the_abilities_that_a_request_needs(path, body, name):
 def test_requests_that_the_engine_does_not_support_are_not_sent():
     """Neither by the SDK nor by the suite's client: no server listens at that address."""
     endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
-    llama = capabilities.of("llama-cpp", "b7")
+    llama = capabilities.capabilities_of("llama-cpp", "b7")
     with pytest.raises(NotRun, match=r"llama-server b7: min_tokens: no such parameter"):
         Api(endpoint, llama).complete("a", min_tokens=3)
     with GuardedClient(endpoint, llama) as client, pytest.raises(NotRun, match="min_tokens"):
@@ -264,15 +264,15 @@ def test_requests_that_the_engine_does_not_support_are_not_sent():
 
 def test_structured_output_is_asked_for_as_the_engine_wants_it():
     regex = {"regex": "a+"}
-    vllm = capabilities.of("vllm", "0.32.0")
-    sglang = capabilities.of("sglang", "0.5.23")
+    vllm = capabilities.capabilities_of("vllm", "0.32.0")
+    sglang = capabilities.capabilities_of("sglang", "0.5.23")
     assert vllm.structured("regex", "a+") == {"structured_outputs": regex}
     assert sglang.structured("regex", "a+") == regex
 
 
 def test_a_version_before_the_parameter_cannot():
     versions = ("0.10.1", "0.32.0", "0.33.1rc2.dev5+g1234", None)
-    lacking = [v for v in versions if capabilities.of("vllm", v).missing("token_ids")]
+    lacking = [v for v in versions if capabilities.capabilities_of("vllm", v).missing("token_ids")]
     assert lacking == ["0.10.1", None]
 
 
@@ -303,7 +303,7 @@ def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, ab
     """The only exception is token ids, without which no release is certified."""
     abilities = ("logprobs", "bad_words") if ability is None else (ability,)
     with pytest.raises(NotRun) as raised:
-        capabilities.of(engine, version).require(*abilities)
+        capabilities.capabilities_of(engine, version).require(*abilities)
     assert raised.type is missing
 
 
@@ -342,12 +342,16 @@ def test_known_bugs_are_shown_with_their_issue_and_close_the_range(fault_server,
 def test_known_bugs_of_releases():
     test = "tests/test_correctness.py::test_a_tool_can_be_required"
     for version, source in (("0.26.0", "vllm/issues/44216"), ("0.27.0", "vllm/pull/56252")):
-        assert source in capabilities.of("vllm", version).bugs(test)[0].source
-    later = capabilities.of("vllm", "0.27.0").bugs(test)
+        assert source in capabilities.capabilities_of("vllm", version).bugs(test)[0].source
+    later = capabilities.capabilities_of("vllm", "0.27.0").bugs(test)
     assert not [bug for bug in later if "44216" in bug.source]
-    latest = capabilities.of("vllm", "0.32.0").bugs(test)
+    latest = capabilities.capabilities_of("vllm", "0.32.0").bugs(test)
     assert not [bug for bug in latest if bug.checks != ("*",)]
-    (bug,) = [bug for bug in capabilities.of("vllm", "0.26.0").file.bugs if "44216" in bug.source]
+    (bug,) = [
+        bug
+        for bug in capabilities.capabilities_of("vllm", "0.26.0").file.bugs
+        if "44216" in bug.source
+    ]
     assert bug.mended_by(test)
     assert not bug.mended_by("tests/test_correctness.py::test_a_tool_can_be_named")
 

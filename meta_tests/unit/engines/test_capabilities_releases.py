@@ -257,7 +257,7 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
 )
 def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity):
     def builds_of(version, identity):
-        bugs = capabilities.of("vllm", version, identity=identity).bugs("test_load")
+        bugs = capabilities.capabilities_of("vllm", version, identity=identity).bugs("test_load")
         return [bug.build for bug in bugs if bug.build]
 
     assert builds_of(version, identity) == ["mxfp4"]
@@ -265,10 +265,10 @@ def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity)
 
 
 def test_a_build_has_the_bugs_and_abilities_of_its_base_release():
-    can = capabilities.of("vllm", "0.1.dev12770+g045293d82.d20260810")
+    can = capabilities.capabilities_of("vllm", "0.1.dev12770+g045293d82.d20260810")
     assert can.can("regex") and can.deviation("wrong-key", "no_error_object")
     assert can.bugs("tests/test_correctness.py::test_regex_is_kept")
-    assert not capabilities.of("vllm", SOURCE_BUILD).bugs("test_regex_is_kept")
+    assert not capabilities.capabilities_of("vllm", SOURCE_BUILD).bugs("test_regex_is_kept")
     quiet = {"needs": engine_settings.Needs(), "directory": Path()}
     for version in (BUILD, "0.33.0"):
         variables = {"VLLM_MXFP4_BACKEND": "CUTLASS"}
@@ -420,12 +420,12 @@ OPENAPI = {
 def test_abilities_of_a_checkout_come_from_its_openapi():
     """`0.1.dev16581` sorts before every release, and was taken for the newest."""
     offers = capabilities.offered(OPENAPI)
-    checkout = capabilities.of("vllm", SOURCE_BUILD, offers=offers)
-    for can in (checkout, capabilities.of("vllm", "0.33.0")):
+    checkout = capabilities.capabilities_of("vllm", SOURCE_BUILD, offers=offers)
+    for can in (checkout, capabilities.capabilities_of("vllm", "0.33.0")):
         assert [name for name in capabilities.NAMES if not can.can(name)] == ["prefix_cache_reset"]
-    silent = capabilities.of("vllm", SOURCE_BUILD)
+    silent = capabilities.capabilities_of("vllm", SOURCE_BUILD)
     assert "its /openapi.json cannot be read" in silent.missing("token_ids")
-    fewer = capabilities.of("vllm", SOURCE_BUILD, offers=offers - {"/v1/responses"})
+    fewer = capabilities.capabilities_of("vllm", SOURCE_BUILD, offers=offers - {"/v1/responses"})
     assert "lacks /v1/responses" in fewer.missing("responses") and fewer.can("responses_tools")
     for deviation in silent.file.deviations:
         assert silent.deviation(deviation.case, deviation.kind) is None

@@ -43,7 +43,7 @@ def test_a_program_is_imported_by_no_interpreter():
 
 def test_only_what_an_engine_refuses_is_held_against_it():
     def asked(engine: str, version: str) -> set[str]:
-        of = capabilities.of(engine, version)
+        of = capabilities.capabilities_of(engine, version)
         shapes = Shapes(
             model="m", prompts=[SimpleNamespace(text="x", name="x")], ask=lambda _request: None,
             salted=False, log_probabilities=False,

@@ -308,7 +308,7 @@ def test_link_that_goes_down(make, second_host):
     server.stop()
     assert not left_of(RUN)
     with pytest.raises(UsageError, match=r"node 1 .* does not reach 10.77.0.1:\d+ of this machine"):
-        nodes.look(configuration(command=command, address="10.77.0.1"))
+        nodes.check_nodes(configuration(command=command, address="10.77.0.1"))
     subprocess.run([*link, "up"], check=True)
     assert server.start().nodes, "the next start works"
 
@@ -377,10 +377,10 @@ def test_a_rank_that_dies_at_its_start_has_its_own_cause(make):
 
 
 def test_nodes_are_looked_at_before_a_start(bounds):
-    looks = nodes.look(configuration())
+    looks = nodes.check_nodes(configuration())
     assert [str(look.node) for look in looks] == ["node 0 (this machine)", "node 1 (this machine)"]
     with pytest.raises(UsageError, match=r"node 1 .* differs from this machine: VLLM_ONLY_THERE 1"):
-        nodes.look(configuration(command=("env", "VLLM_ONLY_THERE=1", *COMMAND)))
+        nodes.check_nodes(configuration(command=("env", "VLLM_ONLY_THERE=1", *COMMAND)))
 
 
 def test_port_that_a_leftover_holds_is_one_line(make):
@@ -388,7 +388,7 @@ def test_port_that_a_leftover_holds_is_one_line(make):
         address = f"127.0.0.1:{leftover.getsockname()[1]}"
         held = rf"{address}: the port .* held by pid {os.getpid()}\b"
         with pytest.raises(UsageError, match=held):
-            nodes.look(configuration(address=address))
+            nodes.check_nodes(configuration(address=address))
         with pytest.raises(server_errors.ServerExited, match=held):
             make(address=address).start()
     assert make(address=address).start().nodes

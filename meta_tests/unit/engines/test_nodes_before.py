@@ -100,7 +100,7 @@ def test_node_that_does_not_answer_is_one_line(monkeypatch, command, what):
     with_bounds(monkeypatch, answers_within_s=1)
     monkeypatch.setattr(nodes.node_agent, "facts", lambda _configuration: {})
     with pytest.raises(UsageError) as refused:
-        nodes.look(configuration(command=command))
+        nodes.check_nodes(configuration(command=command))
     text = str(refused.value)
     assert what in text and text.startswith("node 1 (") and "\n" not in text, text
     commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]

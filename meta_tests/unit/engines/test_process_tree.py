@@ -22,28 +22,28 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 def test_only_workers_of_one_run_share_a_directory(tmp_path):
     report = tmp_path / "report"
-    shares = [directory.take(report, "one"), directory.take(report, "one")]
+    shares = [directory.lock_directory(report, "one"), directory.lock_directory(report, "one")]
     assert directory.is_shared(report, "one") and not directory.is_shared(report, "two")
     for share in (None, "two"):
         with pytest.raises(errors.UsageError, match="another run is using it"):
-            directory.take(report, share)
+            directory.lock_directory(report, share)
     for share in shares:
         share.lock.close()
-    directory.take(report, "two").lock.close()
+    directory.lock_directory(report, "two").lock.close()
 
 
 def test_files_of_other_runs_and_owners_are_not_overwritten(tmp_path):
     for text in ("first", "second", "third"):
-        report = directory.take(tmp_path)
+        report = directory.lock_directory(tmp_path)
         (tmp_path / "verdict.json").write_text(text)
         os.utime(tmp_path / "verdict.json", (1e9, 1e9))  # all in the same second
         report.lock.close()
-    directory.take(tmp_path).lock.close()
+    directory.lock_directory(tmp_path).lock.close()
     texts = sorted(path.read_text() for path in (tmp_path / "earlier").glob("*/verdict.json"))
     assert texts == ["first", "second", "third"]
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(errors.UsageError, match=r"got a folder with thesis\.tex"):
-        directory.take(tmp_path)
+        directory.lock_directory(tmp_path)
 
 
 def test_files_are_never_written_through_a_link(tmp_path):
@@ -56,7 +56,7 @@ def test_files_are_never_written_through_a_link(tmp_path):
     assert victim.read_text() == "mine" and (report / "verdict.json").read_text() == "theirs"
     (report / ".lock").symlink_to(victim)
     with pytest.raises(errors.UsageError):
-        directory.take(report)
+        directory.lock_directory(report)
     assert victim.read_text() == "mine"
 
 

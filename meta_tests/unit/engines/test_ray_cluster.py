@@ -116,7 +116,7 @@ def test_cluster_is_refused_in_one_line(monkeypatch, changes, what):
     cluster = altered(CLUSTER, changes)
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
     with pytest.raises(UsageError) as refused:
-        ray_cluster.look(CONFIGURATION, "sm121", 1)
+        ray_cluster.check_cluster(CONFIGURATION, "sm121", 1)
     assert what in str(refused.value) and "\n" not in str(refused.value), refused.value
 
 
@@ -136,7 +136,7 @@ def test_cluster_is_refused_in_one_line(monkeypatch, changes, what):
 )
 def test_cluster_that_is_as_required(monkeypatch, changes):
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
-    looks = ray_cluster.look(CONFIGURATION, "sm121", 1)
+    looks = ray_cluster.check_cluster(CONFIGURATION, "sm121", 1)
     assert [str(look.node) for look in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
 
 
@@ -144,7 +144,7 @@ def test_another_nccl_on_a_node_is_refused_before_the_start(monkeypatch):
     cluster = altered(CLUSTER, {"nodes.1.facts.packages.nvidia-nccl-cu13": "2.27.7"})
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
     with pytest.raises(UsageError, match=r"node 1 \(spark2\) differs from .*nvidia-nccl-cu13"):
-        ray_cluster.look(CONFIGURATION, "sm121", 1)
+        ray_cluster.check_cluster(CONFIGURATION, "sm121", 1)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one build", "two builds"])
@@ -204,7 +204,7 @@ def test_task_of_a_node_reads_the_nccl_of_its_actors(tmp_path, name):
 
 def test_no_cluster_is_one_line():
     with pytest.raises(UsageError, match=r"--launcher ray: no cluster answers .* ray start --head"):
-        ray_cluster.look(CONFIGURATION, "sm121", 1)
+        ray_cluster.check_cluster(CONFIGURATION, "sm121", 1)
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ RAYS = ("/ray/", " ray.", "ray::")
 
 def _refused(configuration) -> str:
     try:
-        ray_cluster.look(configuration, "cpu", 1)
+        ray_cluster.check_cluster(configuration, "cpu", 1)
     except UsageError as error:
         return str(error)
     return ""
@@ -320,21 +320,21 @@ def test_real_cluster(cluster, canary_bf16, tmp_path):
         root=ROOT,
     )
     configuration = target.configurations(settings, chosen, notify=print)["float32"]
-    assert len(ray_cluster.look(configuration, "cpu", 1)) == 2
+    assert len(ray_cluster.check_cluster(configuration, "cpu", 1)) == 2
     with pytest.raises(UsageError, match="expected 2 nodes with 2 sm121_rank each"):
-        ray_cluster.look(configuration, "cpu", 2)
+        ray_cluster.check_cluster(configuration, "cpu", 2)
     with servers.program("holder-of-a-rank.txt") as holder:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(UsageError, match="a task with 1 sm121_rank"):
-            ray_cluster.look(configuration, "cpu", 1)
+            ray_cluster.check_cluster(configuration, "cpu", 1)
     assert waiting.until(lambda: not _refused(configuration), 60.0, every_s=1.0)
     pool = ServerPool(limits=StartLimits(600, 180, 20), directory=tmp_path, run_id="ray")
     try:
         server = pool.get(configuration)
         assert len(server.nodes) == 2
         with pytest.raises(UsageError, match="an earlier server still uses the cluster"):
-            ray_cluster.look(configuration, "cpu", 1)
+            ray_cluster.check_cluster(configuration, "cpu", 1)
     finally:
         report = pool.stop()
     assert report is not None and report.clean, report
-    assert len(ray_cluster.look(configuration, "cpu", 1)) == 2
+    assert len(ray_cluster.check_cluster(configuration, "cpu", 1)) == 2

@@ -155,7 +155,7 @@ def measured(tmp_path, monkeypatch, statuses, *, writes=True):
         (tmp_path / name / "verdict.json").write_text("{}")
     monkeypatch.setattr(side_by_side.subprocess, "run", run)
     monkeypatch.setattr(side_by_side, "check", lambda _one: None)
-    monkeypatch.setattr(side_by_side.comparison, "read", lambda report: report.name)
+    monkeypatch.setattr(side_by_side.comparison, "read_results", lambda report: report.name)
     monkeypatch.setattr(side_by_side.comparison, "distinct", list)
     both = [side_by_side.Contestant(name, ()) for name in ("vllm", "llama-cpp")]
     return compare(both, tmp_path, lambda _line: None)

@@ -20,7 +20,7 @@ from sm121.engines import registry
 from sm121.engines.warm import Warmth
 
 SPARK = "sm121-gpt-oss-120b"
-VERSION = package_probe.look(["flashinfer"])["flashinfer"][1]
+VERSION = package_probe.find_packages(["flashinfer"])["flashinfer"][1]
 
 
 class Machine:

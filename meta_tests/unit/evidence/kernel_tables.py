@@ -67,7 +67,7 @@ def gpu(*names: str) -> KernelProfile:
 def judged(path: KernelPath, run: KernelProfile, required=GB10, layers: int | None = None):
     return (
         kernel_requirement.kernel_contradictions(required, path, run, layers),
-        kernel_requirement.untold_of_kernels(required, path, run, layers),
+        kernel_requirement.undecided_by_kernels(required, path, run, layers),
     )
 
 

@@ -84,7 +84,7 @@ def require_lines(
         remarks: The patterns of the remarks.
     """
     assert OWN.nodes is not None
-    judged = spanning.look(server, OWN.nodes, OWN.path_of("stock"))
+    judged = spanning.judge_ranks(server, OWN.nodes, OWN.path_of("stock"))
     faults = [str(fact) for fact in judged.wrong]
     _require(faults, wrong)
     _require(judged.silent, silent)

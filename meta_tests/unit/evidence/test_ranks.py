@@ -295,7 +295,7 @@ def test_page_and_summary_show_each_rank(tmp_path):
     assert OWN.nodes is not None
     server = two_logs(tmp_path, "nnodes", [1], ("NCCL INFO .*", "NCCL version 2.28.9"))
     run = whole_run.whole()
-    run.engine.nodes = spanning.look(server, OWN.nodes, OWN.path_of("stock")).rows()
+    run.engine.nodes = spanning.judge_ranks(server, OWN.nodes, OWN.path_of("stock")).rows()
     rows = [r"| 0 | spark1 | FLASHINFER, MARLIN, LBHNC", r"| 1 | spark2 | FLASHINFER"]
     text = summary.markdown(run).replace("\\", "")
     assert all(row in text for row in rows) and "transport not proven" in text

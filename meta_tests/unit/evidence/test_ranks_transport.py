@@ -381,11 +381,11 @@ def test_counters_prove_the_transport_of_this_machines_ranks_only(tmp_path):
     server = two_logs(tmp_path, "nnodes", *mute)
     for share, wrong in ((1.0, 0), (0.0, 2)):
         counted = transport.by_counters({"rocep1s0f1": int(share * LEAST)}, LEAST)
-        judged = spanning.look(server, OWN.nodes, OWN.path_of("stock"), counted)
+        judged = spanning.judge_ranks(server, OWN.nodes, OWN.path_of("stock"), counted)
         assert len(judged.wrong) == wrong and not judged.silent, judged
     tcp = two_logs(tmp_path, "nnodes", [0, 1], (r"via NET/IB/\d", "via NET/Socket/0"))
     rdma = transport.by_counters({"rocep1s0f1": 9 * LEAST}, LEAST)
-    assert len(spanning.look(tcp, OWN.nodes, OWN.path_of("stock"), rdma).wrong) == 2
+    assert len(spanning.judge_ranks(tcp, OWN.nodes, OWN.path_of("stock"), rdma).wrong) == 2
 
 
 @pytest.mark.parametrize(("section", "kind"), [(1, "P2P"), (2, "Socket"), (3, "SHM")])

@@ -74,7 +74,7 @@ def test_the_symptom_has_its_row(line, finding, version, link, tmp_path):
     log.write_text(f"{line}\n")
     texts = finding(log)
     assert texts
-    bugs = capabilities.of("vllm", version).bugs("tests/test_any.py::test_any")
+    bugs = capabilities.capabilities_of("vllm", version).bugs("tests/test_any.py::test_any")
     known = [bug for bug in bugs for text in texts if re.search(bug.says, text)]
     assert [link in bug.source for bug in known] == [True], texts
 

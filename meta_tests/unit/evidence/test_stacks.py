@@ -90,9 +90,9 @@ def test_a_bus_error_is_in_the_log_and_is_not_taken_for_sigkill(tmp_path):
 @pytest.mark.usefixtures("without_py_spy")
 def test_a_process_writes_its_own_stacks(start, tmp_path):
     process = start(ALONE)
-    text = stacks.take(tree(process), folder(tmp_path))
+    text = stacks.take_stacks(tree(process), folder(tmp_path))
     assert f"({process.pid})\n" in text and "in waits_for_the_gpu" in text
-    again = stacks.take(tree(process), folder(tmp_path))
+    again = stacks.take_stacks(tree(process), folder(tmp_path))
     assert again.count("in waits_for_the_gpu") == 1, "only what is written for this look"
     assert process.poll() is None, "it goes on"
 
@@ -100,7 +100,7 @@ def test_a_process_writes_its_own_stacks(start, tmp_path):
 @pytest.mark.usefixtures("without_py_spy")
 def test_a_forked_process_writes_into_a_file_of_its_own(start, tmp_path):
     process = start(FORKED, processes=2)
-    text = stacks.take(tree(process), folder(tmp_path))
+    text = stacks.take_stacks(tree(process), folder(tmp_path))
     sections = text.split("## ")[1:]
     assert len(sections) == 2
     assert all(section.count("in waits_for_the_gpu") == 1 for section in sections)
@@ -115,18 +115,18 @@ def test_another_sitecustomize_is_imported_as_ever(start, tmp_path):
     program += f"assert sitecustomize.__file__ == {str(other / 'sitecustomize.py')!r}\n"
     program += "assert not any('in_engine' in entry for entry in sys.path)\nwaits_for_the_gpu()"
     process = start(program, PYTHONPATH=str(other))
-    assert "in waits_for_the_gpu" in stacks.take(tree(process), folder(tmp_path))
+    assert "in waits_for_the_gpu" in stacks.take_stacks(tree(process), folder(tmp_path))
 
 
 @pytest.mark.usefixtures("without_py_spy")
 def test_a_process_without_the_handler_gets_no_signal(start, tmp_path):
     process = start(ALONE, "-I")
     with pytest.raises(stacks.NoStacks, match="no handler") as error:
-        stacks.take(tree(process), folder(tmp_path))
+        stacks.take_stacks(tree(process), folder(tmp_path))
     assert f"({process.pid})" in str(error.value) and "pip install py-spy" in str(error.value)
     (folder(tmp_path) / str(process.pid)).touch()
     with pytest.raises(stacks.NoStacks, match="the signal would end it"):
-        stacks.take(tree(process), folder(tmp_path))
+        stacks.take_stacks(tree(process), folder(tmp_path))
     assert process.poll() is None
 
 
@@ -137,7 +137,7 @@ def test_a_stopped_process_gives_the_reason(start, tmp_path):
     root = psutil.Process(process.pid)
     assert until(lambda: root.status() == "stopped", 5.0)
     with pytest.raises(stacks.NoStacks, match="a signal has stopped it"):
-        stacks.take(tree(process), folder(tmp_path))
+        stacks.take_stacks(tree(process), folder(tmp_path))
 
 
 @pytest.mark.skipif(stacks._py_spy() is None, reason="py-spy is not installed")
@@ -145,7 +145,7 @@ def test_py_spy_reads_a_stopped_process(start, tmp_path):
     process = start(ALONE)
     process.send_signal(signal.SIGSTOP)
     assert until(lambda: psutil.Process(process.pid).status() == "stopped", 5.0)
-    text = stacks.take(tree(process), folder(tmp_path))
+    text = stacks.take_stacks(tree(process), folder(tmp_path))
     assert "waits_for_the_gpu" in text and "Python v" in text
 
 
@@ -155,10 +155,10 @@ def test_py_spy_that_may_not_read_leaves_it_to_the_process(start, tmp_path, monk
     refuses.chmod(0o755)
     monkeypatch.setattr(stacks, "_py_spy", lambda: str(refuses))
     process = start(ALONE)
-    assert "in waits_for_the_gpu" in stacks.take(tree(process), folder(tmp_path))
+    assert "in waits_for_the_gpu" in stacks.take_stacks(tree(process), folder(tmp_path))
     isolated = start(ALONE, "-I")
     with pytest.raises(stacks.NoStacks, match="Permission Denied: try sudo, it has no handler"):
-        stacks.take(tree(isolated), folder(tmp_path))
+        stacks.take_stacks(tree(isolated), folder(tmp_path))
 
 
 @pytest.mark.usefixtures("without_py_spy")
@@ -169,7 +169,7 @@ def test_a_server_that_ends_meanwhile_gives_the_reason(start, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(stacks.os, "kill", lambda pid, number: shutil.rmtree(folder(tmp_path)))
         with pytest.raises(stacks.NoStacks, match="the server has ended meanwhile"):
-            stacks.take(processes, folder(tmp_path))
+            stacks.take_stacks(processes, folder(tmp_path))
 
 
 def test_processes_that_have_ended_have_no_stacks(tmp_path):
@@ -177,4 +177,4 @@ def test_processes_that_have_ended_have_no_stacks(tmp_path):
     ended.wait()
     entry = {"pid": ended.pid, "name": "python", "status": "running"}
     with pytest.raises(stacks.NoStacks, match="no process of the server"):
-        stacks.take([entry], tmp_path)
+        stacks.take_stacks([entry], tmp_path)

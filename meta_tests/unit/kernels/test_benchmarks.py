@@ -17,7 +17,7 @@ from meta_tests.fakes.run_events import stand_in
 from meta_tests.fakes.servers import executable
 from meta_tests.folders import DATA, ROOT
 from sm121.core import level_settings
-from sm121.core.unmet import Fact, text
+from sm121.core.unmet import Fact, facts_text
 from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import benchmarks, cases, checks, child, problems
 from sm121.kernels.protocol import Operation
@@ -256,13 +256,13 @@ def test_a_replay_of_the_captured_values_is_noticed():
 
     problem = problems.build(REPLAYED[0])
     wrong = checks.check_replay(Frozen(), problem, recorded)
-    assert "replayed into" in text(wrong)
+    assert "replayed into" in facts_text(wrong)
 
 
 def test_a_replay_that_writes_nothing_is_noticed():
     problem = problems.build(REPLAYED[0])
     wrong = checks.check_replay(Captured(), problem, lambda call: (lambda: None, call()))
-    assert "into NaN" in text(wrong)
+    assert "into NaN" in facts_text(wrong)
 
 
 def test_operations_not_declared_capturable_are_not_run():
@@ -324,7 +324,7 @@ def test_a_tactic_that_is_wrong_crashes_or_hangs_does_not_hide_the_others():
 @pytest.mark.slow("a child for each tactic, and one hangs for half a minute")
 def test_each_tactic_is_judged_in_a_process_of_its_own():
     kernels = kernels_of("tuned")
-    wrong = text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
+    wrong = facts_text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
     assert "tactic right" not in wrong
     assert "tactic wrong: fused_moe into memory of NaN: expected " in wrong and "slope" in wrong
     assert "tactic crash: expected a result, got the process ended with SIGABRT" in wrong
@@ -384,9 +384,9 @@ def test_a_case_that_ends_its_process_fails_and_the_next_one_runs():
     kernels = kernels_of("faulty")
     aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]
     reason = "tokens-1: expected a result, got the process ended with SIGABRT"
-    assert text(kernels.wrong(aborted)).startswith(reason)
-    assert "an illegal memory access" in text(kernels.wrong(faulted))
-    assert "a result, got the process ended with 0" in text(kernels.wrong(ended))
+    assert facts_text(kernels.wrong(aborted)).startswith(reason)
+    assert "an illegal memory access" in facts_text(kernels.wrong(faulted))
+    assert "a result, got the process ended with 0" in facts_text(kernels.wrong(ended))
     assert kernels.wrong(right) == []
     with pytest.raises(NotRun, match="lists no autotune tactics"):
         kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0])

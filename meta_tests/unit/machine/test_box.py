@@ -10,7 +10,7 @@ from sm121.machine.box import BoxState
 
 
 def judged(*readings, **options) -> tuple[BoxState, str]:
-    judgement = box_judgement.judge(*readings, **options)
+    judgement = box_judgement.judge_machine(*readings, **options)
     return judgement.state, judgement.reason
 
 
@@ -167,7 +167,7 @@ def test_readings_give_a_state(profile_of, before, after, load_during, state, wh
     """The state by a profile's requirements and two readings."""
     required = profile_of and profile.load(profile_of).box
     readings = (fields if fields is None else reading(**fields) for fields in (before, after))
-    judgement = box_judgement.judge(required, *readings, load_during=load_during)
+    judgement = box_judgement.judge_machine(required, *readings, load_during=load_during)
     assert judgement.state is BoxState[state] and (why or "") in judgement.reason, judgement
 
 
@@ -196,15 +196,17 @@ WAIT = "wait until `sm121 box` reports QUALIFIED"
     ],
 )
 def test_an_unfit_machine_has_one_remedy(fields, remedy):
-    assert box_judgement.judge(GB10, reading(**fields)).remedy == remedy
+    assert box_judgement.judge_machine(GB10, reading(**fields)).remedy == remedy
 
 
 def test_others_during_the_measurements_are_the_remedy():
-    judgement = box_judgement.judge(GB10, reading(), reading(), load_during=0.9)
+    judgement = box_judgement.judge_machine(GB10, reading(), reading(), load_during=0.9)
     assert judgement.remedy == OTHERS
     of_cpu = profile.load("cpu-tiny-gpt-oss").box
     slow = reading(sm_clock_mhz=799, other_load=0.9)
-    assert box_judgement.judge(of_cpu, slow).remedy == OTHERS, "no profile's machine is unplugged"
+    assert box_judgement.judge_machine(of_cpu, slow).remedy == OTHERS, (
+        "no profile's machine is unplugged"
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_others_during_the_measurements_are_the_remedy():
 )
 def test_a_machine_that_became_faster_refutes_no_pass(before, after, refuted):
     """What passed on the slower machine passes on the faster one; what failed may pass."""
-    judgement = box_judgement.judge(GB10, reading(**before), reading(**after))
+    judgement = box_judgement.judge_machine(GB10, reading(**before), reading(**after))
     assert judgement.refuted == {*refuted}
     assert (judgement.state is BoxState.DEGRADED) == bool(refuted), "no baseline for later runs"
 

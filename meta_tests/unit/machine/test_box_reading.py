@@ -63,7 +63,7 @@ def test_a_power_cap_is_read_under_load(monkeypatch):
 
 def test_a_reading_of_this_machine():
     start = time.monotonic()
-    read = box.read("cpu")
+    read = box.read_machine("cpu")
     assert time.monotonic() - start < 15
     assert read.device is not None and 0.5 < read.device.bandwidth_gb_s < 2000
     assert 1e-4 < read.device.matrix_tflop_s < 100
@@ -97,12 +97,12 @@ def test_load_of_other_processes_is_measured_without_our_own():
         assert stranger not in psutil.Process().children(recursive=True)
         while sum(stranger.cpu_times()[:2]) < 0.1:  # its interpreter is still loading
             time.sleep(0.02)
-        with_stranger = box.read("cpu")
+        with_stranger = box.read_machine("cpu")
         assert with_stranger.other_load > 0.5 / (os.cpu_count() or 1) * 0.6
         assert any(f"({stranger.pid})" in line for line in with_stranger.others)
         child = multiprocessing.get_context("fork").Process(target=spin, args=(2.5,))
         child.start()
-        with_both = box.read("cpu", own=lambda: [stranger])
+        with_both = box.read_machine("cpu", own=lambda: [stranger])
         child.join()
         for process in (stranger, child):
             assert not any(f"({process.pid})" in line for line in with_both.others)
@@ -111,7 +111,7 @@ def test_load_of_other_processes_is_measured_without_our_own():
 
 
 def test_a_missing_gpu_is_reported():
-    read = box.read("cuda:0")
+    read = box.read_machine("cuda:0")
     assert read.device is None and "cuda:0" in read.problem
 
 

@@ -18,27 +18,27 @@ MEASURES = "meta_tests/whole/scenarios/measurements.py"
 
 
 def test_a_refused_second_run_names_pid_and_time_of_the_first(tmp_path):
-    first = machine_lock.take(tmp_path)
+    first = machine_lock.lock_machine(tmp_path)
     holder = rf"pid {os.getpid()}, since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d"
     with pytest.raises(UsageError, match=rf"^this machine: .* got another \({holder}\)\. Wait"):
-        machine_lock.take(tmp_path)
+        machine_lock.lock_machine(tmp_path)
     first.close()
-    machine_lock.take(tmp_path).close()
+    machine_lock.lock_machine(tmp_path).close()
 
 
 def test_a_dead_run_holds_no_lock(tmp_path):
     with servers.program("holder-of-the-machine.txt", str(tmp_path)) as holder:
         assert holder.stdout.readline() == "has\n"
         with pytest.raises(UsageError, match=rf"pid {holder.pid}, since"):
-            machine_lock.take(tmp_path)
-    machine_lock.take(tmp_path).close()
+            machine_lock.lock_machine(tmp_path)
+    machine_lock.lock_machine(tmp_path).close()
 
 
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / machine_lock.name()).symlink_to(tmp_path / "precious")
     with pytest.raises(UsageError, match=r"measures\.lock: expected a file of this user"):
-        machine_lock.take(tmp_path)
+        machine_lock.lock_machine(tmp_path)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
@@ -64,7 +64,7 @@ def test_levels_that_need_the_machine_lock(level, fixtures, measures, is_run):
 
 
 def test_a_second_measuring_run_is_refused_in_one_line(run_pytest, fault_server, tmp_path):
-    first = machine_lock.take(tmp_path)
+    first = machine_lock.lock_machine(tmp_path)
     words = ("--arch", "cpu", *fault_server().options)
     environment = {machine_lock.FOLDER: str(tmp_path), "SM121_META_SAMPLES": '{"x_s": [1.0]}'}
     status, run = run_pytest(*words, MEASURES, environment=environment)

@@ -48,7 +48,7 @@ def config_of(row):
 
 @pytest.mark.parametrize("row", by_source("cache"))
 def test_a_cache_holds_the_published_tokens(row):
-    kv = kv_cache.of(config_of(row))
+    kv = kv_cache.kv_cache_of(config_of(row))
     bits = row.get("kv_bits", 16)
     size = kv.request_size(row["length"], bits, batched=8192, block=row.get("block", 16))
     request_gib = size / row.get("parallel", 1) / GIB

@@ -303,7 +303,7 @@ def test_the_bandwidth_of_a_busy_cpu_is_measured_once_more(
         for load, gb_s in readings
     ]
     left = iter(script)
-    monkeypatch.setattr(box, "read", lambda *_words, **_options: next(left))
+    monkeypatch.setattr(box, "read_machine", lambda *_words, **_options: next(left))
     monkeypatch.setattr(box, "wait_until_idle", lambda *_words, **_options: None)
     of_run, file, _ = run_box(pool=SimpleNamespace(processes=list, starts=[]))
     of_run.read_before()

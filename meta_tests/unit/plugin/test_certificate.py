@@ -211,7 +211,7 @@ def test_only_a_run_that_collects_writes_the_file_of_a_plan(tmp_path):
     stderr = ended(tmp_path, "-m", "sm121", "certify", *refused, **variables)
     assert len(stderr.splitlines()) == 1 and not file.exists(), stderr
     ended(tmp_path, "-m", "sm121", "certify", "--collect-only", *refused, **variables)
-    assert "--certify with -k health" in (run_plan.read(file).refusal or "")
+    assert "--certify with -k health" in (run_plan.read_answer(file).refusal or "")
 
 
 def test_the_run_is_built(tmp_path):

@@ -129,7 +129,7 @@ def test_the_suite_reads_two_words_of_ab_as_pytest_does():
 def engine_arguments(text, folder):
     """Return the values of --engine-arg=-x and --engine-args."""
     values = vars(arguments().parse_args(["--engine-arg=-x", "--engine-args", text]))
-    read = settings.read(lambda name: values[name.lstrip("-").replace("-", "_")], folder)
+    read = settings.read_settings(lambda name: values[name.lstrip("-").replace("-", "_")], folder)
     return read.engine.arguments
 
 

@@ -184,7 +184,7 @@ def test_it_has_what_was_given(fault_server, run_pytest, tmp_path):
         *(word for option in options for word in option),
         *("--tb=short", test),
     )
-    (failure,) = details.read(run.report).failures
+    (failure,) = details.read_details(run.report).failures
     words = shlex.split(failure.reproduce or "")
     assert words[:4] == ["python", "-m", "pytest", test]
     for option in options:

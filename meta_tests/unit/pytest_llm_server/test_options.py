@@ -31,10 +31,10 @@ def configuration(*words: str, suite: bool = False, theirs: str | None = None, *
 def test_the_command_line_counts_before_the_ini():
     words = ("--llm-model=m", "--llm-args=--a 'b c'", "--llm-engine=sglang", "--llm-ready-within=9")
     ini = {"llm_model": "n", "llm_args": ["--d"], "llm_ready_within": "8"}
-    assert options.read(configuration(*words, **ini)) == options.Asked(
+    assert options.read_options(configuration(*words, **ini)) == options.Asked(
         base_url=None, engine="sglang", model="m", arguments=("--a", "b c"), ready_within_s=9.0
     )
-    assert options.read(configuration(**ini)) == options.Asked(
+    assert options.read_options(configuration(**ini)) == options.Asked(
         base_url=None, engine="vllm", model="n", arguments=("--d",), ready_within_s=8.0
     )
 
@@ -56,7 +56,7 @@ def test_the_command_line_counts_before_the_ini():
 )
 def test_a_wrong_value_is_one_line(words, expected):
     with pytest.raises(pytest.UsageError) as refused:
-        options.read(configuration(*words))
+        options.read_options(configuration(*words))
     (line,) = str(refused.value).splitlines()
     assert line.startswith(expected)
 
@@ -70,13 +70,13 @@ def test_a_wrong_value_is_one_line(words, expected):
 )
 def test_an_option_of_the_same_name_is_added_once(suite, expected):
     config = configuration(theirs="--base-url", suite=suite)
-    assert options.read(config).base_url == expected
+    assert options.read_options(config).base_url == expected
     named = configuration(theirs="--base-url", llm_base_url="http://model", suite=False)
-    assert options.read(named).base_url == "http://model"
+    assert options.read_options(named).base_url == "http://model"
 
 
 def test_a_start_without_a_model_names_the_missing_option(tmp_path):
-    asked = options.read(configuration())
+    asked = options.read_options(configuration())
     run = SimpleNamespace(servers=lambda: SimpleNamespace(asked=asked))
     with pytest.raises(ServerFailed, match="expected a model: give --llm-model MODEL"):
         LlmServerFactory(run, tmp_path).of_the_run()
@@ -100,7 +100,7 @@ def test_a_start_without_a_model_names_the_missing_option(tmp_path):
     ],
 )
 def test_a_wrong_call_of_the_factory_is_one_line(tmp_path, call, expected):
-    asked = options.read(configuration(llm_model="m"))
+    asked = options.read_options(configuration(llm_model="m"))
     servers = SimpleNamespace(asked=asked, started=lambda *_: "started")
     run = SimpleNamespace(servers=lambda: servers, make_room=lambda: None)
     factory = LlmServerFactory(run, tmp_path)

@@ -180,7 +180,7 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
         status, run = run_pytest(*words, environment={"SM121_META_SAMPLES": samples})
         assert status == 0, run.output
         runs.append(run)
-    first, second = (details.read(run.report) for run in runs)
+    first, second = (details.read_details(run.report) for run in runs)
     assert first.history == {} and first.samples["tg32@d0"].taken == 6
     points = second.history["tg32@d0"].points
     assert [round(point.value, 2) for point in points] == [65.25, 63.75]
@@ -279,7 +279,7 @@ def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
         + _record(5 * ms, [], 9 * ms, error="reset")
         + json.dumps({"kind": "short"}) + "\n"
     )  # fmt: skip
-    paths = timelines.read(tmp_path)
+    paths = timelines.read_cells(tmp_path)
     (cell,) = paths.cells
     assert cell.name == "pp512 tg4 at depth 100, 2 streams" and cell.requests == 3
     median, slowest = cell.paths
@@ -301,14 +301,16 @@ def test_unreadable_or_too_many_records_are_reported(tmp_path, monkeypatch):
     for name, text in texts.items():
         (folder / f"{name}.jsonl").write_text(text)
     (folder / "d1-c1.jsonl").symlink_to("/dev/zero")
-    paths = timelines.read(tmp_path)
+    paths = timelines.read_cells(tmp_path)
     names = [line.partition(" ")[0] for line in paths.left_out]
     assert names == ["records/d0-c1.jsonl", "records/d0-c2.jsonl"]
     (cell,) = paths.cells
     assert [path.which for path in cell.paths] == ["only"] and cell.paths[0].gaps == ()
     monkeypatch.setattr(timelines, "_MOST_BYTES", 20)
-    assert timelines.read(tmp_path).left_out[-1] == "records/d2-c1.jsonl: more than a page shows"
-    assert timelines.read(tmp_path / "none") == ([], [])
+    assert (
+        timelines.read_cells(tmp_path).left_out[-1] == "records/d2-c1.jsonl: more than a page shows"
+    )
+    assert timelines.read_cells(tmp_path / "none") == ([], [])
 
 
 def test_references_are_drawn_only_beside_what_they_are_of(passed):

@@ -115,7 +115,7 @@ def test_csv_has_every_row_and_its_clock(files, tmp_path):
 
 def test_a_file_that_llama_benchy_wrote():
     """A server with 300 tok/s; the prefix at a depth is a separate run in it."""
-    source = comparison.read(DATA / "llama-benchy-0.4.0.json")
+    source = comparison.read_results(DATA / "llama-benchy-0.4.0.json")
     assert source.tool == "llama-benchy 0.4.0" and source.model == "gpt-oss-120b"
     for name, rate in (("tg32@d0", 300), ("tg32@d1024", 300), ("tg32_c2@d0", 600)):
         assert source.row(name).report.value == pytest.approx(rate, rel=0.01)
@@ -123,7 +123,7 @@ def test_a_file_that_llama_benchy_wrote():
 
 
 def test_files_of_older_schema_versions_are_read(files):
-    source = comparison.read(files / "early.json")
+    source = comparison.read_results(files / "early.json")
     assert source.rows[0].report.value == 29.1 and source.rows[0].report.clock is None
     names = [s.name for s in comparison.distinct([source, source])]
     assert names == ["early", "early (2)"]
@@ -181,7 +181,7 @@ def test_runs_without_a_value_have_no_empty_table(tmp_path, capsys):
 def test_a_file_without_a_result_is_refused_in_one_line(tmp_path, text, capsys):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UsageError, match="expected a report directory"):
-        comparison.read(tmp_path / "x.json")
+        comparison.read_results(tmp_path / "x.json")
     assert main(["compare", str(tmp_path / "x.json")]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -196,7 +196,7 @@ def compared(tmp_path, **changed) -> list[comparison.Source]:
         update = {"profile": "gb10", "fingerprint": Fingerprint(**{**ASKED, **fields})}
         file = tmp_path / f"{name}.json"
         verdict_file.write(past_runs.stored_run(name).file.model_copy(update=update), file)
-        sources.append(comparison.read(file))
+        sources.append(comparison.read_results(file))
     comparison.refuse_mixed(sources)
     return sources
 

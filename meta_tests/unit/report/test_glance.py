@@ -136,7 +136,7 @@ def test_the_box_beside_what_is_required() -> None:
     least = {"value": 200.0, "source": "eight nodes"}
     reference = Box.model_validate({"bandwidth_gb_s": least})
     reading = box.Reading(device=None, memory_available_gib=12.5, other_load=0.25, seconds=1.0)
-    judgement = box_judgement.judge(reference, reading)
+    judgement = box_judgement.judge_machine(reference, reading)
     text = glance.table("box.txt.j2", reference=reference, reading=reading, judgement=judgement)
     text = " ".join(text.split())
     assert "memory bandwidth not measured (minimum: 200)" in text

@@ -246,7 +246,7 @@ def test_a_sentence_is_made_of_fields(tests, metrics, changes, fields, sentence)
         changes=[slower(**change) for change in changes or ()],
         **(fields or {}),
     )
-    assert str(headline.of(run)) == sentence
+    assert str(headline.headline_of(run)) == sentence
 
 
 def test_the_reason_of_a_failed_run_is_never_that_it_has_not_finished():
@@ -260,7 +260,7 @@ def test_the_reason_of_a_failed_run_is_never_that_it_has_not_finished():
 def test_page_summary_and_terminal_have_the_same_sentence(tmp_path):
     directory = report_runs.write("fail", tmp_path / "fail")
     report = stored.read(directory)
-    sentence = headline.of(report.run).sentence
+    sentence = headline.headline_of(report.run).sentence
     assert sentence.startswith("decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)")
     plain = summary.markdown(report.run, report).replace("\\", "")
     assert sentence in page.html(report) and f"**FAIL: {sentence}**" in plain
@@ -276,7 +276,7 @@ def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
         changes=[slower(before=None, worse=None)],
         against=AgainstReport(run="a run", engine="vllm", path=[path]),
     )
-    assert headline.of(run).sentence == (
+    assert headline.headline_of(run).sentence == (
         "decode tg32@d0 is slower than the trusted run (no number → 234.1 tok/s; 5 % allowed); "
         f"another kernel path ran ({path}) (and 1 more check)"
     )

@@ -100,19 +100,22 @@ def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
     tests = ended("test_moe", level="kernel"), ended("test_many", level="stress")
     run = run_of(*tests, crashes=[floor, CRASH])
     sentence = "the server died in stress: CUDA out of memory (and 1 more check)"
-    assert headline.of(run).sentence == sentence
+    assert headline.headline_of(run).sentence == sentence
     logs = {"x::test_moe": "other.log", "x::test_many": "its.log"}
     failures = [FailureDetail(id=test, logs=[log]) for test, log in logs.items()]
     crashes = tuple(Crash(**crash.model_dump()) for crash in run.crashes)
     report = StoredReport(run, tmp_path, details=Details(failures=failures), crashes=crashes)
     assert headline.action(report) == headline.Action("read", str(tmp_path / "its.log"))
-    assert headline.of(run_of(ended("test_moe"), crashes=[floor])).sentence == "test_moe: it broke"
+    assert (
+        headline.headline_of(run_of(ended("test_moe"), crashes=[floor])).sentence
+        == "test_moe: it broke"
+    )
 
 
 def test_a_run_that_was_not_run_has_a_reason_and_no_repeat_command(tmp_path):
     why = ended("test_one", Verdict.NOT_RUN, "no GPU is here", skipped=True)
     run = run_of(why)
-    assert headline.of(run).sentence.endswith(" (1 of 1: no GPU is here)")
+    assert headline.headline_of(run).sentence.endswith(" (1 of 1: no GPU is here)")
     assert headline.action(report_of(run, tmp_path)) is None
     assert headline.action(report_of(run_of(finished=False), tmp_path)) is not None
 
@@ -130,7 +133,7 @@ def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
     text = terminal_samples.sample(name, report)
     assert terminal_samples.rows(text) <= terminal_samples.LINES
     read = stored.read(report)
-    sentence = str(headline.of(read.run))
+    sentence = str(headline.headline_of(read.run))
     assert sentence in (line.rstrip() for line in text.splitlines()), text
     assert json.loads((report / "verdict.json").read_text())["verdict"] == "FAIL"
     then = headline.action(read)

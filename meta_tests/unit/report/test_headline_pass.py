@@ -48,31 +48,34 @@ from sm121.run.verdict_file import (
     ],
 )
 def test_the_word_beside_pass_names_its_limits(levels, fields, word):
-    assert headline.of(passed(*levels, **fields)).word == word
+    assert headline.headline_of(passed(*levels, **fields)).word == word
 
 
 def test_a_pass_says_which_level_did_not_run():
-    assert str(headline.of(passed(*ALL))) == "PASS: 7 checks passed"
+    assert str(headline.headline_of(passed(*ALL))) == "PASS: 7 checks passed"
     skipped = ended("test_worse", Verdict.NOT_RUN, "no stored run", "regression",
                     skipped=True)  # fmt: skip
     run = run_of(*passed(*(each for each in ALL if each != "regression")).tests, skipped)
-    assert headline.of(run).word == "PASS (not certified: regression did not run: no stored run)"
+    assert (
+        headline.headline_of(run).word
+        == "PASS (not certified: regression did not run: no stored run)"
+    )
     older = passed(*ALL)
     older.levels["kernel"] = LevelReport()
     older.tests = [test for test in older.tests if test.level != "kernel"]
-    assert headline.of(older).word == "PASS (not certified: kernel did not run)"
+    assert headline.headline_of(older).word == "PASS (not certified: kernel did not run)"
 
 
 def test_a_path_that_is_not_proven_stands_beside_the_pass():
     half = passed(*ALL)
     half.engine.path.moe = None
-    assert headline.of(half).word == "PASS (not certified: MoE experts not proven)"
+    assert headline.headline_of(half).word == "PASS (not certified: MoE experts not proven)"
     half.engine.dense = True
-    assert headline.of(half).word == "PASS"
+    assert headline.headline_of(half).word == "PASS"
     half.engine.path.attention = None
-    assert headline.of(half).word == "PASS (not certified: attention not proven)"
+    assert headline.headline_of(half).word == "PASS (not certified: attention not proven)"
     half.engine.dense = False
-    assert "kernel path not proven" in headline.of(half).word
+    assert "kernel path not proven" in headline.headline_of(half).word
 
 
 def test_a_percentile_of_too_few_requests_is_no_evidence(tmp_path):
@@ -82,7 +85,10 @@ def test_a_percentile_of_too_few_requests_is_no_evidence(tmp_path):
         return passed(*ALL, metrics={"ttft_p99": tail})
 
     run = of_requests(8, 0.077)
-    assert headline.of(run).word == "PASS (not certified: ttft_p99: p99 of 8 requests: no evidence)"
+    assert (
+        headline.headline_of(run).word
+        == "PASS (not certified: ttft_p99: p99 of 8 requests: no evidence)"
+    )
     judged = metric_verdicts.of_run(run, "ttft_p99")
     assert judged.verdict is not Verdict.PASS
     assert judged.text == "p99 of 8 requests: no evidence (8% confidence; 95% takes 299)"

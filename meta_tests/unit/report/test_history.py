@@ -115,7 +115,7 @@ def test_a_healthy_twin_is_not_blamed(base, tmp_path, capsys, runs, words):
 def test_a_red_run_is_red_by_any_name(tmp_path, name, verdict):
     run = a_run(("tests/test_smoke.py::a", verdict, "why"))
     (tmp_path / name).write_text(run.model_dump_json(), "utf-8")
-    (past,) = history.read([(None, tmp_path)]).runs
+    (past,) = history.read_runs([(None, tmp_path)]).runs
     assert past.verdict is run.verdict and past.is_red is (verdict == "FAIL")
 
 
@@ -125,7 +125,7 @@ def test_two_machines_that_fail_in_one_second_are_two_runs(tmp_path):
         run = a_run((f"tests/test_smoke.py::{name}", "FAIL", "why"))
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "verdict.json").write_text(run.model_dump_json(), "utf-8")
-    past = history.read([(None, tmp_path)])
+    past = history.read_runs([(None, tmp_path)])
     assert [run.is_red for run in past.runs] == [True, True]
 
 

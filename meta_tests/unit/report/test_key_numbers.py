@@ -240,7 +240,7 @@ def test_sm121_compare_calls_a_number_without_a_gate_measured(tmp_path):
     run.metrics = {name: run.metrics[name] for name in ("tg32@d0", "tg128@d0")}
     run.metrics["tg128@d0"].verdict = Verdict.NOT_RUN
     verdict_file.write(run, report.directory / verdict_file.NAME)
-    table = comparison.markdown([comparison.read(report.directory)])
+    table = comparison.markdown([comparison.read_results(report.directory)])
     assert "| measured |" in table and "NOT_RUN" not in table, table
 
 
@@ -257,7 +257,7 @@ def test_a_price_near_zero_has_its_digits(value, low, high, words, tmp_path):
     run.metrics["price_kl"] = MetricReport(
         value=value, ci_low=low, ci_high=high, unit="nats", verdict=Verdict.PASS
     )
-    price = headline.of(run).price
+    price = headline.headline_of(run).price
     assert words in price and "0 [0, 0.0001]" not in price, price
 
 

@@ -110,7 +110,7 @@ def test_a_page_has_at_most_2_mb_with_any_content(runs, part):
             )
             for n in range(2000)
         ]
-    sentence = headline.of(run).sentence
+    sentence = headline.headline_of(run).sentence
     run.remarks += [text] * 5000 * (part == "remarks")
     run.environment["log"] = text * 5000 * (part == "record")
     if part == "metrics":
@@ -163,7 +163,7 @@ def test_a_run_of_the_first_version_is_read_by_all(tmp_path, capsys):
     assert "31.6" in (tmp_path / "report.html").read_text()
     assert main(["testlog", str(tmp_path), "--feature", "old"]) == 0
     assert "NEEDS FIXES" in capsys.readouterr().out
-    assert comparison.read(tmp_path).row("tg32@d0").report.value == 31.6
+    assert comparison.read_results(tmp_path).row("tg32@d0").report.value == 31.6
 
 
 def _written(raw, directory):
@@ -217,7 +217,7 @@ def test_merged_shards_have_everything_that_a_run_has(runs, tmp_path, capsys):
     assert (output / crash.bundle / "bundle.json").is_file()
     assert report.memory is not None, "its file is where verdict.json says"
     assert all((output / start.log).is_file() for start in report.run.starts) and report.run.starts
-    assert report.details.failures == details.read(two).failures != []
+    assert report.details.failures == details.read_details(two).failures != []
     assert report.details.samples and report.details.requirements
     assert report.run.environment["other_shards"]["2"]["only"] == "here"
     assert crash.kind in (output / "report.html").read_text()
@@ -233,7 +233,7 @@ def test_an_old_run_is_merged_and_read_by_its_name(tmp_path, capsys):
     status = main(["merge", str(old), "--output", str(tmp_path / "new")])
     merged = verdict_file.read(tmp_path / "new" / "verdict.json")
     assert (status, merged.verdict.value) == (raw["exit_status"], raw["verdict"])
-    assert comparison.read(tmp_path / "new").row("tg32@d0").report.value == 31.6
+    assert comparison.read_results(tmp_path / "new").row("tg32@d0").report.value == 31.6
 
 
 @pytest.mark.parametrize("kind", ["fail", "invalid", "hostile"])
@@ -342,7 +342,7 @@ def test_a_failure_notes_the_logs_of_its_server(run_matrix):
     """One cell falls back: only its own log is the evidence."""
     status, run, _ = run_matrix("--matrix", "1", faults="fallback:triton")
     assert status == 1 and len(run.verdict["starts"]) > 2
-    cells = [each.logs for each in details.read(run.report).failures if each.logs]
+    cells = [each.logs for each in details.read_details(run.report).failures if each.logs]
     assert cells and all(len(logs) < len(run.verdict["starts"]) for logs in cells)
     assert all((run.report / log).is_file() for logs in cells for log in logs)
 
@@ -367,17 +367,17 @@ def test_an_unlisted_crash_bundle_counts_as_a_crash(runs, tmp_path):
     bundle = tmp_path / "crashes" / "7"
     bundle.mkdir(parents=True)
     (bundle / "server.log").write_text("x")
-    (crash,) = crash_list.read([], tmp_path)
+    (crash,) = crash_list.read_crashes([], tmp_path)
     assert crash.bundle == "crashes/7" and crash.files == ("crashes/7/server.log",)
     assert crash.kind == "unknown" and "bundle.json" in crash.summary
     shutil.copy(runs["crash"] / "crashes" / "1-illegal_memory_access" / "bundle.json", bundle)
-    (crash,) = crash_list.read([], tmp_path)
+    (crash,) = crash_list.read_crashes([], tmp_path)
     assert crash.kind == "illegal_memory_access" and crash.reproduce and crash.remedy
     listed = CrashReport(kind="oom", summary="short", owner="us", bundle="crashes/7")
-    (crash,) = crash_list.read([listed], tmp_path)
+    (crash,) = crash_list.read_crashes([listed], tmp_path)
     assert (crash.kind, crash.summary, len(crash.lines)) == ("oom", "short", 2)
     for outside in ("../..", "x" * 5000, "\0"):
-        (crash,) = crash_list.read([listed.model_copy(update={"bundle": outside})], bundle)
+        (crash,) = crash_list.read_crashes([listed.model_copy(update={"bundle": outside})], bundle)
         assert crash.files == (), "nothing outside of the report is listed"
 
 

@@ -88,7 +88,7 @@ def take(run, **changes: str) -> KernelProfile:
     mode = target.profiler_mode(run.settings, run.profile)
     started = configuration(**changes)
     server = SimpleNamespace(configuration=started, engine="vllm", endpoint=None, managed=True)
-    return decode_profile.take(run, server, mode=mode)
+    return decode_profile.profile_decode_steps(run, server, mode=mode)
 
 
 @pytest.fixture
@@ -163,4 +163,6 @@ def test_a_server_that_cannot_be_profiled_is_not_run(
     attached = SimpleNamespace(configuration=None, engine="openai-compatible", managed=False)
     run = stub(tmp_path)
     with pytest.raises(verdict.NotRun, match="sm121 path --trace"):
-        decode_profile.take(run, attached, mode=target.profiler_mode(run.settings, CPU))
+        decode_profile.profile_decode_steps(
+            run, attached, mode=target.profiler_mode(run.settings, CPU)
+        )

@@ -58,7 +58,7 @@ def begin(directory: Path) -> EventLog:
 def folded(file: VerdictFile, directory: Path) -> str:
     """Return the verdict.json of a run's events."""
     stream = write_stream(file, directory)
-    return json_text(fold.fold(events.read(stream).events)) + "\n"
+    return json_text(fold.fold(events.read_events(stream).events)) + "\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +115,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     whole = stream.read_bytes()
     for cut in (1, 2, 40):
         stream.write_bytes(whole[:-cut])
-        read = events.read(stream)
+        read = events.read_events(stream)
         assert [each.event.kind for each in read.events] == ["opened", "collected"]
         assert whole[: read.size].endswith(b"\n") and read.size < len(whole) - cut
 
@@ -188,7 +188,7 @@ def test_a_line_that_could_not_be_written_is_written_before_the_next(tmp_path, m
         log.append(decided("a"))
     monkeypatch.undo()
     log.append(decided("b"))
-    read = events.read(tmp_path / events.NAME).events
+    read = events.read_events(tmp_path / events.NAME).events
     assert [each.event.test.id for each in read[1:]] == ["a", "b"]
     assert [test.id for test in log.fold.file.tests] == ["a", "b"]
 
@@ -212,7 +212,7 @@ def test_details_of_a_killed_run_are_a_fold_of_its_events(tmp_path):
     assert known.command == "pytest x" and known.requirements == {"t": "It holds."}
     assert [failure.text for failure in known.failures] == ["E in its teardown, too"]
     assert known.samples["tg32@d0"].samples == [52.0]
-    details.write(details.Details(command="pytest y"), tmp_path)
+    details.write_details(details.Details(command="pytest y"), tmp_path)
     assert stored_run.details_of(tmp_path).command == "pytest y", "the run has ended"
 
 

@@ -247,7 +247,7 @@ def test_every_field_of_the_fingerprint_distinguishes_two_runs(changed, named, t
     (difference,) = merge.differences(one, two)
     assert difference.name == named
     with pytest.raises(UsageError, match=f"another {named} "):
-        merging.read([wrote(tmp_path, "one", one), wrote(tmp_path, "two", two)])
+        merging.read_shards([wrote(tmp_path, "one", one), wrote(tmp_path, "two", two)])
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_shards_of_another_source_or_of_other_computing_packages_are_refused(
         asked = ASKED.model_copy(update={"sources": computing(**found)})
         folders.append(wrote(tmp_path, f"shard-{index}", part(index, fingerprint=asked)))
     with pytest.raises(UsageError, match=f"another version of {named} "):
-        merging.read(folders)
+        merging.read_shards(folders)
 
 
 def computing(
@@ -308,7 +308,7 @@ def test_shards_of_two_days_are_no_run(tmp_path):
         for number, day in enumerate(("20T10", "19T12", "21T08"), 1)
     ]
     with pytest.raises(UsageError, match="another day"):
-        merging.read(folders)
+        merging.read_shards(folders)
 
 
 @pytest.mark.parametrize("verdict", ["FAIL", "INVALID", "INCONCLUSIVE"])
@@ -359,11 +359,11 @@ def test_a_shard_that_was_edited_is_refused(tmp_path, changed, why):
     shard = part(1, said("one", "FAIL"))
     shard.judge()
     folder = wrote(tmp_path, "one", shard)
-    assert merging.read([folder])
+    assert merging.read_shards([folder])
     raw = json.loads((folder / "verdict.json").read_text())
     (folder / "verdict.json").write_text(json.dumps({**raw, **changed}))
     with pytest.raises(UsageError, match=f"changed after it was written: .*{why}"):
-        merging.read([folder])
+        merging.read_shards([folder])
 
 
 def test_the_documents_state_the_rankings():
@@ -387,7 +387,7 @@ def wrote(folder: Path, name: str, file: VerdictFile) -> Path:
 def test_only_shards_of_one_run_are_merged(tmp_path):
     one = wrote(tmp_path, "one", part(1))
     two = wrote(tmp_path, "two", part(2))
-    assert [shard.part.index for shard in merging.read([two, one])] == [1, 2]
+    assert [shard.part.index for shard in merging.read_shards([two, one])] == [1, 2]
     other = part(2)
     other.profile = "q"
     fewer = part(2)
@@ -400,4 +400,4 @@ def test_only_shards_of_one_run_are_merged(tmp_path):
         ("whole", part(shard=None), "expected the report of a run with --shard"),
     ):
         with pytest.raises(UsageError, match=message):
-            merging.read([one, wrote(tmp_path, name, file)])
+            merging.read_shards([one, wrote(tmp_path, name, file)])

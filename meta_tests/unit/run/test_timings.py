@@ -46,9 +46,9 @@ def test_a_time_reads_as_people_say_it(seconds, text):
 
 def test_times_are_kept_for_the_next_run(tmp_path):
     first = Taken({"float32": 50.0}, {"a": 1.0, "b": 2.0}, {"rate": 9.0})
-    timings.keep(tmp_path / "new" / "folder", HERE, first)
-    timings.keep(tmp_path / "new" / "folder", HERE, Taken({}, {"b": 4.0}, {}))
-    taken = timings.read(tmp_path / "new" / "folder", HERE)
+    timings.store_durations(tmp_path / "new" / "folder", HERE, first)
+    timings.store_durations(tmp_path / "new" / "folder", HERE, Taken({}, {"b": 4.0}, {}))
+    taken = timings.read_durations(tmp_path / "new" / "folder", HERE)
     assert taken == Taken({"float32": 50.0}, {"a": 1.0, "b": 4.0}, {"rate": 9.0})
     assert taken.of("rate") == 9.0 and taken.of("another") is None
 
@@ -64,8 +64,8 @@ def test_times_are_kept_for_the_next_run(tmp_path):
     ],
 )
 def test_only_the_same_target_says_how_long_a_check_takes(tmp_path, change, checks, rates):
-    timings.keep(tmp_path, HERE, Taken({}, {"a": 1.0}, {"rate": 9.0}))
-    taken = timings.read(tmp_path, replace(HERE, **change))
+    timings.store_durations(tmp_path, HERE, Taken({}, {"a": 1.0}, {"rate": 9.0}))
+    taken = timings.read_durations(tmp_path, replace(HERE, **change))
     assert ({*taken.checks}, {*taken.rates}) == (checks, rates)
 
 
@@ -83,18 +83,22 @@ def test_only_the_same_target_says_how_long_a_check_takes(tmp_path, change, chec
 def test_a_file_that_cannot_be_read_is_an_error_once_and_then_written_anew(tmp_path, content):
     (tmp_path / timings.NAME).write_bytes(content)
     with pytest.raises(ValueError):
-        timings.read(tmp_path, HERE)
-    timings.keep(tmp_path, HERE, Taken({}, {"a": 1.0}, {}))
-    assert timings.read(tmp_path, HERE).checks == {"a": 1.0}
+        timings.read_durations(tmp_path, HERE)
+    timings.store_durations(tmp_path, HERE, Taken({}, {"a": 1.0}, {}))
+    assert timings.read_durations(tmp_path, HERE).checks == {"a": 1.0}
 
 
 def test_the_file_is_bounded_and_the_latest_stay(tmp_path):
     for number in range(timings._MOST_TARGETS + 5):
-        timings.keep(tmp_path, replace(HERE, profile=f"p{number}"), Taken({}, {"a": 1.0}, {}))
+        timings.store_durations(
+            tmp_path, replace(HERE, profile=f"p{number}"), Taken({}, {"a": 1.0}, {})
+        )
     for number in range(timings._MOST_PLANS + 5):
-        timings.keep(tmp_path, replace(HERE, plan=f"p{number}"), Taken({}, {}, {"r": 1.0}))
+        timings.store_durations(
+            tmp_path, replace(HERE, plan=f"p{number}"), Taken({}, {}, {"r": 1.0})
+        )
     many = {f"test_{number}": 1.0 for number in range(timings._MOST_CHECKS + 5)}
-    timings.keep(tmp_path, HERE, Taken({}, many, {}))
+    timings.store_durations(tmp_path, HERE, Taken({}, many, {}))
     kept = json.loads((tmp_path / timings.NAME).read_text("utf-8"))["targets"]
     assert len(kept) == timings._MOST_TARGETS
     assert len(kept[-1]["rates"]) == timings._MOST_PLANS
@@ -110,10 +114,10 @@ def checks(level: str, number: int, *configurations: str) -> list[Check]:
 
 
 def test_without_timings_the_shipped_range_of_the_plan_is_used():
-    bounds = durations.of(CPU)
+    bounds = durations.shipped_durations(CPU)
     levels = bounds.plans["quick"].levels
     asked = [check for level in levels for check in checks(level, levels[level].checks, "float32")]
-    time = forecast.of(CPU, "quick", asked, Taken()).time
+    time = forecast.forecast_run(CPU, "quick", asked, Taken()).time
     assert time.low == pytest.approx(
         bounds.start.seconds[0] + sum(x.seconds[0] for x in levels.values())
     )
@@ -126,26 +130,26 @@ def test_without_timings_the_shipped_range_of_the_plan_is_used():
 def test_a_check_is_expected_to_take_its_last_duration():
     known = Taken({"float32": 40.0}, {"smoke-0": 3.0}, {"performance-0": 20.0})
     asked = [*checks("smoke", 1, "float32"), *checks("performance", 1, "float32")]
-    expected = forecast.of(CPU, "quick", asked, known)
+    expected = forecast.forecast_run(CPU, "quick", asked, known)
     assert expected.time == TimeRange.of(63.0) and expected.timed == 2
-    (more,) = forecast.of(CPU, "quick", [Check("new", "smoke")], known).expected
+    (more,) = forecast.forecast_run(CPU, "quick", [Check("new", "smoke")], known).expected
     assert not more.timed and more.time.low < more.time.high
 
 
 def test_a_check_that_cannot_run_takes_no_time_and_a_soak_what_its_option_says():
     unable = Check("smoke-0", "smoke", frozenset({"float32"}), can_run=False)
     soak = Check("soak", "stress", lasts=TimeRange.of(1800.0))
-    expected = forecast.of(CPU, "full", [unable, soak], Taken())
+    expected = forecast.forecast_run(CPU, "full", [unable, soak], Taken())
     assert expected.time == TimeRange.of(1800.0) and expected.unable == 1
 
 
 def test_a_profile_of_which_nothing_ships_has_no_made_up_number():
     own = CPU.model_copy(update={"name": "own"})
-    assert forecast.of(own, "quick", checks("smoke", 1), Taken()).time is None
+    assert forecast.forecast_run(own, "quick", checks("smoke", 1), Taken()).time is None
     extends = own.model_copy(update={"extends": "cpu-tiny-gpt-oss"})
-    assert forecast.of(extends, "quick", checks("smoke", 1), Taken()).time is not None
-    nightly = forecast.of(CPU, "nightly", checks("smoke", 1), Taken())
-    assert nightly == forecast.of(CPU, "full", checks("smoke", 1), Taken())
+    assert forecast.forecast_run(extends, "quick", checks("smoke", 1), Taken()).time is not None
+    nightly = forecast.forecast_run(CPU, "nightly", checks("smoke", 1), Taken())
+    assert nightly == forecast.forecast_run(CPU, "full", checks("smoke", 1), Taken())
 
 
 # ------------------------------------------------------------------------------------ time left
@@ -254,7 +258,7 @@ def test_without_durations_no_remaining_time_is_shown():
 
 
 def test_every_shipped_profile_has_its_durations():
-    bounds = {name: durations.of(profile.load(name)) for name in profile.shipped()}
+    bounds = {name: durations.shipped_durations(profile.load(name)) for name in profile.shipped()}
     assert [name for name, each in bounds.items() if each is None] == []
 
 
@@ -318,7 +322,7 @@ def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_k
     gb10 = profile.load("sm121-gpt-oss-120b")
     asked = [Check(name, levels[name], frozenset({"stock"})) for name in recorded]
     timed = {name: recorded[name] for name in [*recorded][:: share_known or 1] if share_known}
-    expected = forecast.of(gb10, "full", asked, Taken({}, timed, {}))
+    expected = forecast.forecast_run(gb10, "full", asked, Taken({}, timed, {}))
     seen = replayed(expected, {name: took * factor for name, took in recorded.items()}, start_s)
     assert len(seen) > 100 and rises(seen) <= 1.1
     assert seen[-1].time.high < 1.0, "nothing is left at the end"

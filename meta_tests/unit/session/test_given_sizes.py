@@ -12,7 +12,7 @@ GB10 = profile.load("sm121-gpt-oss-120b")
 
 def given(**values: str) -> GivenSizes:
     options = {f"--{name}": value for name, value in values.items()}
-    return given_sizes.read(options.get)
+    return given_sizes.read_options(options.get)
 
 
 def test_the_load_of_the_guide_has_other_sizes():

@@ -71,7 +71,7 @@ def served_facts_of(url: str) -> served_facts.ServedFacts:
     from sm121.engines.detection import detect
 
     server = attached.attach(url, api_key=None, served_name=None, default_name="", log=None)
-    return served_facts.read(server, detect(server))
+    return served_facts.read_facts(server, detect(server))
 
 
 def of(name: str, value: float) -> Number:

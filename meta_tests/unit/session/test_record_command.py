@@ -49,7 +49,7 @@ def flashinfer(tmp_path, monkeypatch):
 
 
 def test_the_workload_has_the_fields_of_the_plan():
-    found = workload.of(Settings(), CPU, tokenizer="m")
+    found = workload.describe_workload(Settings(), CPU, tokenizer="m")
     assert {name: found[name] for name in EIGHT} == EIGHT
 
 
@@ -65,23 +65,23 @@ def test_the_tokenizer_is_the_option_or_the_model(arguments, tokenizer):
 
 def test_the_configuration_of_flashinfer_is_read(flashinfer):
     variables = flashinfer("print('=== Version Info ===', *sys.argv[1:])", "print('HF_KEY secret')")
-    config = flashinfer_config.read(sys.executable, {**variables, "MY_TOKEN": "secret"})
+    config = flashinfer_config.run_show_config(sys.executable, {**variables, "MY_TOKEN": "secret"})
     assert config.text is not None and config.problem == ""
     assert "=== Version Info === show-config" in config.text and "secret" not in config.text
 
 
 def test_a_flashinfer_that_fails_is_null_with_the_reason(flashinfer, monkeypatch):
     variables = flashinfer("raise SystemExit('no torch here')")
-    config = flashinfer_config.read(sys.executable, variables)
+    config = flashinfer_config.run_show_config(sys.executable, variables)
     assert config == FlashInferConfig(None, "flashinfer show-config: no torch here")
-    assert "No such file" in flashinfer_config.read("/nowhere/python", {}).problem
+    assert "No such file" in flashinfer_config.run_show_config("/nowhere/python", {}).problem
 
 
 def test_the_sections_before_the_time_limit_are_kept(flashinfer, monkeypatch):
     """On an H200 without a network, 0.6.12 repeats its requests for more than a minute."""
     variables = flashinfer("print('=== Version Info ===')", "import time", "time.sleep(60)")
     monkeypatch.setattr(flashinfer_config, "_WITHIN_S", 2.0)
-    config = flashinfer_config.read(sys.executable, variables)
+    config = flashinfer_config.run_show_config(sys.executable, variables)
     assert config.text == "=== Version Info ===\n"
     assert config.problem.startswith("flashinfer show-config: expected its end within 2 s")
 
@@ -89,7 +89,7 @@ def test_the_sections_before_the_time_limit_are_kept(flashinfer, monkeypatch):
 def test_the_sections_before_a_failure_are_kept(flashinfer):
     """The last ones need a network."""
     variables = flashinfer("print('=== Version Info ===')", "raise SystemExit('no manifest')")
-    config = flashinfer_config.read(sys.executable, variables)
+    config = flashinfer_config.run_show_config(sys.executable, variables)
     assert config.text == "=== Version Info ===\n" and config.problem.endswith("no manifest")
 
 
@@ -105,7 +105,7 @@ def test_the_record_of_a_run_gets_it_as_soon_as_it_is_read(config, monkeypatch):
         assert may_answer.wait(30.0)
         return config
 
-    monkeypatch.setattr(flashinfer_config, "read", read)
+    monkeypatch.setattr(flashinfer_config, "run_show_config", read)
     file = new_file()
     file.environment = {"engine_packages": {"python": "3.12"}, "unknown": {"gpus": "no NVML"}}
     run = with_events(SimpleNamespace(record=SimpleNamespace(file=file))).record

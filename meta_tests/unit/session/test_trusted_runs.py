@@ -167,7 +167,7 @@ def test_trust_lists_metrics_that_need_more_runs(tmp_path, capsys):
     reports = []
     for count, text in enumerate(("until 2 more runs of", "until 1 more run of", "")):
         reports.append(f"{stored(a_run(*TESTS, seed=count), tmp_path / f'run-{count}')}")
-        details.write(Details(samples={"tg32@d0": few}), Path(reports[-1]))
+        details.write_details(Details(samples={"tg32@d0": few}), Path(reports[-1]))
         assert cli.main(["trust", "--anew", *reports, f"--benchmark-storage={tmp_path}"]) == 0
         printed = capsys.readouterr().out
         assert text in printed and ("tg32@d0" in printed) == bool(text)

@@ -29,7 +29,7 @@ def judged(per_request: float, *, noise: float, samples: int = 40, seed: int = 1
     source = random.Random(seed)
     requests = [10.0 * n for n in range(samples)]
     values = [2000 * MIB + per_request * x + source.gauss(0, noise) for x in requests]
-    return growth.judge(
+    return growth.judge_growth(
         "bytes", requests, values, limit_total=200 * MIB, limit_per_request=0.5 * MIB
     )
 
@@ -50,7 +50,7 @@ def test_neither_noise_nor_one_step_is_a_leak():
     requests = [10.0 * n for n in range(40)]
     values = [1000 * MIB + (150 * MIB if x > 350 else 0) for x in requests]
     limits = {"limit_total": 100 * MIB, "limit_per_request": 0.5 * MIB}
-    assert growth.judge("bytes", requests, values, **limits).verdict is Verdict.PASS
+    assert growth.judge_growth("bytes", requests, values, **limits).verdict is Verdict.PASS
 
 
 def filled(until: float, *, samples: int = 120, loads: int = 1) -> list[timeline.Sample]:

@@ -54,7 +54,7 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
         )  # fmt: skip
         its = ServerConfiguration("own", "vllm", "", "", "canary", arguments) if arguments else None
         server = Server(endpoint, False, "vllm", "0.32.0", None, its, None)
-        level = Stress(run, server, capabilities.of("vllm", "0.32.0"), bound)
+        level = Stress(run, server, capabilities.capabilities_of("vllm", "0.32.0"), bound)
         serving.callback(level.timeline.stop)
         return level, lines
 

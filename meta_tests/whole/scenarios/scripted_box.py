@@ -24,5 +24,5 @@ def _read(_device: str, **_of_the_run: object) -> box.Reading:
     return box.Reading(device=device, memory_available_gib=50.0, other_load=0.0, seconds=0.0)
 
 
-box.read = _read
+box.read_machine = _read
 box.wait_until_idle = lambda _own, *, within_s: True

@@ -62,7 +62,7 @@ class TokenAgreement:
         return math.fsum(self.errors) / len(self.errors) if self.errors else 0.0
 
 
-def judge(
+def compare_runs(
     judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None = None
 ) -> TokenAgreement:
     """Compare two runs of the same prompt token by token, and the positions at which they end.

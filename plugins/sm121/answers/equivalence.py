@@ -17,7 +17,7 @@ from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completion_json import Completion, Position
 from sm121.client.completions import Asker, Request
 from sm121.core.level_settings import AgreementBound
-from sm121.core.unmet import Fact, Unmet, of, require, require_each
+from sm121.core.unmet import Fact, Unmet, require, require_each, with_subject
 from sm121.core.verdict import NotRun
 
 #: The name of a prompt that is longer than a step's token budget and longer than a block of the
@@ -300,15 +300,17 @@ class Continuations:
             return Fact(required, f"{answer.text!r}", about)
         difference = agreement.same_tokens(alone, answer)
         if difference is not None and bound.fork == 0:
-            return of(about, [difference])[0]
+            return with_subject(about, [difference])[0]
         if answer.positions is None or alone.positions is None:
             if difference is not None:
                 required = "log-probabilities, to distinguish two right choices from a wrong one,"
                 self.asker.need(None, required)
             return None
-        judged = agreement.judge(answer.positions, alone.positions, bound, self._resume(prompt))
+        judged = agreement.compare_runs(
+            answer.positions, alone.positions, bound, self._resume(prompt)
+        )
         if judged.disagreement is not None:
-            return of(
+            return with_subject(
                 f"{about}, compared with the answer to the prompt sent alone",
                 [judged.disagreement],
             )[0]

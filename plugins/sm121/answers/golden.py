@@ -273,7 +273,7 @@ def compare(
                 "server, or its token ids differ"
             )
         resume = continuation(asker, ids, prompt.tokens)
-        agreed = agreement.judge(expected.positions, asker.positions(answer), bound, resume)
+        agreed = agreement.compare_runs(expected.positions, asker.positions(answer), bound, resume)
         disagreement = agreed.disagreement or _other_text(expected, answer, agreed)
         agreements[expected.name] = replace(agreed, disagreement=disagreement)
     return GoldenComparison(agreements, tuple(differences(golden.environment, environment)))
@@ -357,7 +357,7 @@ def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
 def continuation(
     asker: Asker, prompt: tuple[int, ...] | None, tokens: int
 ) -> Callable[[tuple[int, ...]], Sequence[Position] | None]:
-    """Return a function that requests the rest of an answer, for `agreement.judge`.
+    """Return a function that requests the rest of an answer, for `agreement.compare_runs`.
 
     Args:
         asker: The client of the server.

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from sm121.answers.agreement import TokenAgreement
 from sm121.core.level_settings import GoldenBound
-from sm121.core.unmet import Fact, Unmet, noted, of
+from sm121.core.unmet import Fact, Unmet, noted, with_subject
 from sm121.core.verdict import NotRun
 
 #: Maximum number of characters of a value in a difference of two environments.
@@ -71,7 +71,7 @@ class GoldenComparison:
         disagreements = []
         for name, agreed in self.agreements.items():
             if agreed.disagreement is not None:
-                disagreements += of(f"prompt {name!r}", [agreed.disagreement])
+                disagreements += with_subject(f"prompt {name!r}", [agreed.disagreement])
         if disagreements:
             evidence = f"the first of {len(disagreements)} that differ"
             facts += noted(disagreements[:1], evidence)
@@ -108,7 +108,7 @@ class GoldenComparison:
         """
         facts = self.beyond(bound)
         if facts:
-            raise Unmet(*noted(of(about, facts), self.summary()))
+            raise Unmet(*noted(with_subject(about, facts), self.summary()))
         unjudged = sum(agreed.unjudged for agreed in self.agreements.values())
         if unjudged:
             required = "token ids, so that the rest can be requested (return_token_ids)"

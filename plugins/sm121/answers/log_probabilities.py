@@ -11,7 +11,7 @@ from sm121.answers.oracle_tolerance import OracleReference, compare
 from sm121.client.completion_json import Position, id_of, name_of
 from sm121.client.completions import Asker, Request
 from sm121.core.level_settings import LogProbabilityTolerance
-from sm121.core.unmet import Fact, Unmet, of, require
+from sm121.core.unmet import Fact, Unmet, require, with_subject
 from sm121.core.verdict import Inapplicable, NotRun
 
 #: The margin of the mean over generated tokens, of which there are few. The other margins are in
@@ -80,7 +80,7 @@ def generation_beyond(
         return GenerationJudgement([Fact("log-probabilities")], judged)
     # Do not compare means: their tolerances are for prompts, whose tokens are likelier.
     beyond = compare(observed, expected).beyond(tolerance, means=False)
-    return GenerationJudgement(of(f"{len(observed)} log-probabilities", beyond), judged)
+    return GenerationJudgement(with_subject(f"{len(observed)} log-probabilities", beyond), judged)
 
 
 def _choice_fault(
@@ -142,7 +142,7 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
     whole = compare(observed, expected)
     beyond = whole.beyond(tolerance)
     if beyond:
-        raise Unmet(*of(f"{len(observed)} tokens, {reference.dtype}", beyond))
+        raise Unmet(*with_subject(f"{len(observed)} tokens, {reference.dtype}", beyond))
     return (
         f"{len(observed)} tokens, {reference.dtype}: off by {whole.mean_abs:.2g} nats on average "
         f"({tolerance.mean_abs:.2g} allowed), {whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
@@ -275,7 +275,7 @@ def generations_agree(
         judged += result.judged
         if result.facts:
             about = f"prompt {name} ({len(ids)} tokens) and {oracle_texts.GENERATED} more"
-            raise Unmet(*of(about, result.facts))
+            raise Unmet(*with_subject(about, result.facts))
         exact = right.generated_places
         rounded = by_rounding.get(name, ())
         compared = tokens[: result.judged]

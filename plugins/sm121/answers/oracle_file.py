@@ -92,7 +92,7 @@ def prompts_digest() -> str:
     """Return a digest of the texts and mistakes from which a file is computed."""
     mistakes = [(name, mistake.prompts) for name, mistake in oracle_texts.SMALL_MISTAKES.items()]
     texts = [oracle_texts.prompts(), oracle_texts.long_prompt()]
-    return digest.of([FORMAT, oracle_texts.GENERATED, *texts, mistakes])
+    return digest.of_value([FORMAT, oracle_texts.GENERATED, *texts, mistakes])
 
 
 def save(file: OracleFile, path: Path) -> None:

@@ -125,7 +125,7 @@ def _results(
 ) -> _Results:
     """Assign the results, which are in the order of `_texts` and `_exact_texts`."""
     prompts = _take_scored(scored, fixed)
-    rounded = {way: _take_scored(scored, fixed) for way in _honest_roundings(rounding)}
+    rounded = {way: _take_scored(scored, fixed) for way in _correct_roundings(rounding)}
     long_name, long_ids = oracle_texts.long_prompt()
     prompts[long_name] = _scored(next(scored), len(long_ids))
     mistakes = {}
@@ -160,7 +160,7 @@ def _take_following(results: "Iterator[Scores]", names: Iterable[str]) -> dict[s
     return {name: _following(next(results)) for name in names}
 
 
-def _honest_roundings(formats: Rounding) -> dict[str, Rounding]:
+def _correct_roundings(formats: Rounding) -> dict[str, Rounding]:
     """Return the possible roundings of correct engines that serve these formats, by name.
 
     If activations are rounded to few bits, float32 arithmetic sometimes rounds to another value
@@ -188,7 +188,7 @@ def _texts(
         Text(tuple(ids), rounding=formats, more=oracle_texts.GENERATED) for ids in fixed.values()
     ]
     texts = list(exact)
-    for rounding in _honest_roundings(formats).values():
+    for rounding in _correct_roundings(formats).values():
         for index, text in enumerate(exact):
             texts.append(dataclasses.replace(text, rounding=rounding, follows=index))
     long_text = Text(tuple(long_ids), rounding=formats, whole=False, more=oracle_texts.GENERATED)
@@ -320,4 +320,4 @@ def _key(checkpoint: Path, rounding: str) -> str:
         if file.suffix in (".safetensors", ".json"):
             stat = file.stat()
             stats.append((file.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-    return digest.of([FORMAT, str(checkpoint.resolve()), stats, prompts_digest(), rounding])
+    return digest.of_value([FORMAT, str(checkpoint.resolve()), stats, prompts_digest(), rounding])

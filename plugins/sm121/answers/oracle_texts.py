@@ -53,7 +53,7 @@ class ExamText(DataTable):
     @property
     def name(self) -> str:
         """A name that contains a digest of the text."""
-        return f"exam {digest.of([self.token_ids])[:12]}"
+        return f"exam {digest.of_value([self.token_ids])[:12]}"
 
 
 def exams() -> dict[str, ExamText]:

@@ -254,5 +254,5 @@ def dtype_of(server: Server, profile: Profile) -> str:
         profile: The profile. Its configuration under test determines the dtype of an attached
             server.
     """
-    arguments = engine_arguments.read(profile.arguments_of(server.configuration))
+    arguments = engine_arguments.parse_options(profile.arguments_of(server.configuration))
     return arguments.get("dtype", "auto")

@@ -58,7 +58,7 @@ def refuse_without_harness(python: Path) -> None:
         )
 
 
-def judge(
+def judge_scores(
     profile: Profile,
     python: Path,
     endpoint: Endpoint,

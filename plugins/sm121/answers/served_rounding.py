@@ -68,7 +68,7 @@ def served_rounding(
     Raises:
         NotRun: A format is unknown; the message names the option that states it.
     """
-    options = engine_arguments.read(profile.arguments_of(server.configuration))
+    options = engine_arguments.parse_options(profile.arguments_of(server.configuration))
     return rounding_of(options, profile.path_of(profile.under_test), path, config)
 
 
@@ -78,7 +78,7 @@ def rounding_of(
     """Return the formats of a server, like `served_rounding`.
 
     Args:
-        options: The arguments of the server (`engine_arguments.read`).
+        options: The arguments of the server (`engine_arguments.parse_options`).
         required: The required path of the configuration.
         path: The kernel path of the server.
         config: The config.json of its model.

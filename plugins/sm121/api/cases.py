@@ -124,7 +124,7 @@ def shipped() -> CaseFile:
     return data_file.load("api/cases.toml", CaseFile)
 
 
-def judge(api: Api, case: Case, healthy: str) -> Judged:
+def judge_case(api: Api, case: Case, healthy: str) -> Judged:
     """Send the request of a case, then a plain request.
 
     Args:
@@ -220,7 +220,7 @@ class Judge:
         address = self.api.endpoint.base_url
         if address not in self.well:
             self.well[address] = healthy(self.api)
-        reply, problem = judge(self.api, case, self.well[address])
+        reply, problem = judge_case(self.api, case, self.well[address])
         for deviation in self.api.capabilities.deviations(case.id):
             if problem is None or problem.kind != deviation.kind:
                 self.known_or_mended(deviation, "")

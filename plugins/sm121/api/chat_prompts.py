@@ -22,7 +22,7 @@ from sm121.api.rendering import Part, encoding
 from sm121.api.tools import tools
 from sm121.client.completion_json import Position, parse
 from sm121.core import level_settings
-from sm121.core.unmet import Fact, Unmet, of, require
+from sm121.core.unmet import Fact, Unmet, require, with_subject
 from sm121.core.verdict import NotRun
 
 #: The environment variable that pins the date in vLLM's system message. By default, it is the
@@ -45,7 +45,7 @@ _ANSWER_TOKENS = 12
 _AS_IDS: Json = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
-def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
+def prompt_is_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
     """Require that the server renders a chat in harmony's format, and that usage counts the prompt.
 
     Args:
@@ -83,7 +83,7 @@ def _prompt_ids(answer: Json, case: ChatCase) -> list[int]:
 
 def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) -> None:
     """Require a possible date in the system message, and one of harmony's two renderings."""
-    parts = rendering.read(ids)
+    parts = rendering.parse_prompt(ids)
     system = encoding().decode(list(parts[0].content)) if parts else ""
     match = _DATE.search(system)
     date = match[1] if match else "none"
@@ -94,8 +94,8 @@ def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[st
     )
     required = f"the date {' or '.join(dates)} in the system message"
     require(date in dates, required, f"{date}{hint}", f"{case}")
-    by_harmony = rendering.read(rendering.rendered(case, date))
-    in_system = rendering.read(rendering.rendered(case, date, in_system=True))
+    by_harmony = rendering.parse_prompt(rendering.rendered(case, date))
+    in_system = rendering.parse_prompt(rendering.rendered(case, date, in_system=True))
     if case.response_format:
         parts = [_without_formats(part) for part in parts]
     if parts not in (by_harmony, in_system):
@@ -196,7 +196,7 @@ def _require_counted_reasoning(api: Api, case: ChatCase, index: int, total: int)
     longer = case.with_message(index, reasoning=f"{message.reasoning}{_MORE}")
     grown = _prompt_tokens(api, longer) - total
     analyses = []
-    for part in rendering.read(rendering.rendered(case, rendering.ANY_DATE)):
+    for part in rendering.parse_prompt(rendering.rendered(case, rendering.ANY_DATE)):
         if part.channel == "analysis":
             analyses.append(encoding().decode(list(part.content)))
     if message.reasoning in analyses:
@@ -286,10 +286,10 @@ def _require_answer_of_completion(
 
     of_completion = complete(())
     require(of_completion, "log-probabilities", "none", f"{case}")
-    agreed = agreement.judge(of_chat, of_completion or (), bound, complete)
+    agreed = agreement.compare_runs(of_chat, of_completion or (), bound, complete)
     if agreed.disagreement is not None:
         about = f"{case}: a chat against /v1/completions of its prompt_token_ids"
-        raise Unmet(*of(about, [agreed.disagreement]))
+        raise Unmet(*with_subject(about, [agreed.disagreement]))
 
 
 def _positions(api: Api, case: ChatCase, **options: Any) -> tuple[Position, ...]:

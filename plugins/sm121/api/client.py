@@ -258,7 +258,7 @@ class Api:
         exchange = self.send("POST", path, json.dumps(body).encode())
         if exchange.status != 200:
             raise Refused(path, exchange)
-        return stream.read(exchange.content_type, exchange.content)
+        return stream.parse_stream(exchange.content_type, exchange.content)
 
 
 def together(

@@ -84,7 +84,7 @@ class _Attempt:
     other_arguments: bool = False
 
 
-def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], object]) -> None:
+def judge_scores(api: Api, profile: Profile, folder: Path, remark: Callable[[str], object]) -> None:
     """Judge each score of the profile that has ``tries``, by chat completions and by Responses.
 
     The bound applies to the 95 % interval of pass^k (all k attempts at a question succeed).

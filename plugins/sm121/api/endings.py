@@ -51,7 +51,7 @@ def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], 
     chat = correctness.chats[0]
     options = {"max_tokens": correctness.max_answer_tokens, "stop": [chat.contains]}
     choice = api.chat(chat.question, **options)["choices"][0]
-    _, match, rest = sampling.said(choice["message"]).partition(chat.contains)
+    _, match, rest = sampling.reasoning_and_content(choice["message"]).partition(chat.contains)
     require(not rest, "nothing after it", choice, f"stop {chat.contains!r}")
     require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
     if match:  # vLLM parses harmony from the tokens, and the last one contains the stop string
@@ -231,7 +231,7 @@ def _counted(api: Api, prompt: str, **options: Any) -> int:
     return int(api.complete(prompt, **options)["usage"]["completion_tokens"])
 
 
-def are_told_apart(api: Api, correctness: Correctness) -> None:
+def ids_are_unique(api: Api, correctness: Correctness) -> None:
     """Require unique ids of all answers, items and calls, and creation times in seconds.
 
     Args:

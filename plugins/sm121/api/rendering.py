@@ -1,8 +1,9 @@
 """The rendering of chats by oss-harmony, and a parser of rendered prompts.
 
-oss-harmony renders the messages of a `ChatCase`. `read` parses the ids of any rendering into its
-messages, so that two renderings can be compared. Headers are compared by their fields, because
-oss-harmony and vLLM write the recipient of a call in two positions; gpt-oss was trained on both.
+oss-harmony renders the messages of a `ChatCase`. `parse_prompt` parses the ids of any rendering
+into its messages, so that two renderings can be compared. Headers are compared by their fields,
+because oss-harmony and vLLM write the recipient of a call in two positions; gpt-oss was trained on
+both.
 """
 
 import functools
@@ -41,7 +42,7 @@ class Part(NamedTuple):
     end: int | None
 
 
-def read(ids: Sequence[int]) -> list[Part]:
+def parse_prompt(ids: Sequence[int]) -> list[Part]:
     """Parse the ids of a prompt into its messages.
 
     Args:

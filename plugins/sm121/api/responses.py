@@ -162,7 +162,7 @@ def _text(items: Iterable[Json]) -> str:
     return text
 
 
-def becomes_its_harmony(api: Api, case: ChatCase) -> None:
+def usage_counts_harmony(api: Api, case: ChatCase) -> None:
     """Require that usage counts the tokens of harmony's rendering of the input.
 
     If the engine returns no token ids, the usage must at least grow by the tokens of the texts.

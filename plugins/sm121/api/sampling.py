@@ -84,7 +84,7 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts
 
     def sample_text(seed: int) -> str:
         answer = sdk.chat(correctness.chats[0].question, 12, temperature=2.0, seed=seed)
-        return said(answer.choices[0].message.model_dump())
+        return reasoning_and_content(answer.choices[0].message.model_dump())
 
     texts = {seed: sample_text(seed) for seed in range(6)}
     several = set(texts.values())
@@ -156,7 +156,7 @@ def differing(texts: Counter[str]) -> bool:
     return len(texts) > 1
 
 
-def said(message: Json) -> str:
+def reasoning_and_content(message: Json) -> str:
     """Return the reasoning and content of a message.
 
     Args:
@@ -225,7 +225,7 @@ def _require_repeated(
     require(first == second, f"the same {quantity} with the same seed", f"others, {attempts} times")
 
 
-def defaults_promised(api: Api, server: Server) -> list[Json]:
+def documented_defaults(api: Api, server: Server) -> list[Json]:
     """Return the documented defaults of the sampling parameters.
 
     Args:

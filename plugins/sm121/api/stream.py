@@ -29,7 +29,7 @@ class Stream:
     malformed: tuple[str, ...]
 
 
-def read(content_type: str, content: bytes) -> Stream:
+def parse_stream(content_type: str, content: bytes) -> Stream:
     """Parse the body of a streamed answer.
 
     Args:

@@ -28,7 +28,7 @@ class Judgement:
     notes: tuple[str, ...]
 
 
-def judge(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> Judgement:
+def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> Judgement:
     """Compare a label with the weights.
 
     Args:

@@ -79,7 +79,7 @@ def drafter_obstacle(
         arguments: The arguments of the engine, which may name a drafter.
         environment: Has the variables of the hub's cache.
     """
-    given = engine_arguments.read(arguments)
+    given = engine_arguments.parse_options(arguments)
     for name in _DRAFTERS:
         drafter = given.get(name)
         if drafter and _MODEL not in drafter and not is_here(drafter, environment):

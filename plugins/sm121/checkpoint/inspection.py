@@ -98,7 +98,7 @@ def of_folder(folder: Path) -> Inspection:
     Raises:
         Sm121Error: The folder has no safetensors, or a file cannot be read.
     """
-    stored = safetensors_header.read(folder)
+    stored = safetensors_header.read_headers(folder)
     config = label.read_json(folder / label.CONFIG)
     own = label.of_folder(folder, config)
     layers = contradictions.number(config, ("num_hidden_layers",))
@@ -107,11 +107,11 @@ def of_folder(folder: Path) -> Inspection:
     used = None
     if experts is not None:
         used = contradictions.number(config, weight_tables.load().keys.used_experts)
-    judged = contradictions.judge(own, held, config)
+    judged = contradictions.compare_label(own, held, config)
     kv: KvCache | None = None
     kv_unknown = ""
     try:
-        kv = kv_cache.of(config)
+        kv = kv_cache.kv_cache_of(config)
     except Sm121Error as error:
         kv_unknown = str(error)
     notes = list(judged.notes)

@@ -72,7 +72,7 @@ class KvCache:
         return self.full_layers * self.values * bits / 8
 
 
-def of(config: Mapping[str, Any]) -> KvCache:
+def kv_cache_of(config: Mapping[str, Any]) -> KvCache:
     """Return the KV cache of a model.
 
     Args:

@@ -63,7 +63,7 @@ class StoredTensors:
         return sum(tensor.size for tensor in self.tensors)
 
 
-def read(folder: Path) -> StoredTensors:
+def read_headers(folder: Path) -> StoredTensors:
     """Read the headers of all safetensors files in a folder.
 
     Args:

@@ -101,7 +101,7 @@ def _add_merge(commands: Commands) -> None:
 def _merge(options: argparse.Namespace) -> int:
     from sm121.report import merging
 
-    merged = merging.write(merging.read(options.directories), options.output)
+    merged = merging.write(merging.read_shards(options.directories), options.output)
     print(f"{merged.verdict}: {merged.reason}")
     print(options.output / "verdict.json")
     return merged.exit_status

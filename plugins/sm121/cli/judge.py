@@ -190,7 +190,7 @@ def _plan(options: argparse.Namespace) -> int:
             capture_output=True,
             text=True,
         )
-        answer = run_plan.read(file)
+        answer = run_plan.read_answer(file)
     refusal = answer.refusal or _refusal_of_pytest(done)
     if refusal is not None:
         raise UsageError(" ".join(refusal.split()))

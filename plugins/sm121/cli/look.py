@@ -262,8 +262,8 @@ def _box(options: argparse.Namespace) -> int:
     chosen = profile.load(name)
     device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
     architecture.require_device(device)
-    reading = box.read(device)
-    judgement = box_judgement.judge(chosen.box, reading)
+    reading = box.read_machine(device)
+    judgement = box_judgement.judge_machine(chosen.box, reading)
     if options.json:
         print(reading.model_dump_json(indent=2))
         print(f"{judgement.state.value}: {judgement.reason}")
@@ -359,7 +359,7 @@ def _compare(options: argparse.Namespace) -> None:
     sources = []
     for argument in options.runs:
         name, path = comparison.named(argument)
-        source = comparison.read(path)
+        source = comparison.read_results(path)
         sources.append(dataclasses.replace(source, name=name) if name else source)
     chosen = comparison.distinct(sources)
     if not options.mixed:
@@ -414,7 +414,7 @@ def _add_history(commands: Commands) -> None:
 def _history(options: argparse.Namespace) -> None:
     from sm121.report import comparison, history
 
-    past = history.read([comparison.named(path) for path in options.runs])
+    past = history.read_runs([comparison.named(path) for path in options.runs])
     if options.html is not None:
         print(*history.write(past, options.html), sep="\n")
     else:

@@ -15,7 +15,7 @@ from sm121.client.completion_rules import SPECIAL_TOKEN, malformed
 from sm121.client.sse import DONE, EventParser
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint, Server, require_context
-from sm121.core.unmet import Fact, Unmet, of
+from sm121.core.unmet import Fact, Unmet, with_subject
 from sm121.core.verdict import NotRun
 from sm121.core.vocabulary import Vocabulary, of_server
 
@@ -271,7 +271,9 @@ class Asker:
         if fault is None:
             fault = self._wrong_text(request, answer)
         if fault is not None:
-            raise Unmet(*of(f"{_shown(request.prompt)}, {request.tokens} tokens", [fault]))
+            raise Unmet(
+                *with_subject(f"{_shown(request.prompt)}, {request.tokens} tokens", [fault])
+            )
         return answer
 
     def _wrong_text(self, request: Request, answer: Completion) -> Fact | None:

@@ -84,7 +84,7 @@ def build(
         if match is not None:
             return Built(architecture, BuildOutcome.REFUSED, match[0], None)
         return Built(architecture, BuildOutcome.BROKEN, _first_error(ended), None)
-    images = device_code.read(output)
+    images = device_code.read_device_code(output)
     if images != (device_code.Image("sass", architecture),):
         observed = ", ".join(map(str, images)) or "no device code"
         raise Sm121Error(

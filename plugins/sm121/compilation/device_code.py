@@ -72,7 +72,7 @@ class Image:
         return f"sm_{number}" if self.kind == "sass" else f"compute_{number} (PTX)"
 
 
-def read(path: Path) -> tuple[Image, ...]:
+def read_device_code(path: Path) -> tuple[Image, ...]:
     """Return the device code in a file.
 
     The file is mapped into memory, so that memory use does not grow with its size.

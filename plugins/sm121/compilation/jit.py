@@ -296,7 +296,7 @@ class FlashInferModules:
         for folder in self.ahead:
             for file in folder.rglob("*.so"):
                 is_named = fnmatch.fnmatchcase(file.stem, module.module)
-                if is_named and libraries.judge(file, gpu).state in libraries.RUNS:
+                if is_named and libraries.check_file(file, gpu).state in libraries.RUNS:
                     return True
         return False
 

@@ -89,7 +89,9 @@ class LibraryReport:
         return plain
 
 
-def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None) -> LibraryReport:
+def check_file(
+    path: Path, gpu: int = GB10, disassembler: Disassembler | None = None
+) -> LibraryReport:
     """Check how a file's device code can be used on a GPU.
 
     Args:
@@ -99,7 +101,7 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
             for a million instructions. None: no instructions are read.
     """
     try:
-        images = device_code.read(path)
+        images = device_code.read_device_code(path)
     except (device_code.UnreadableCode, OSError) as error:
         return LibraryReport(path, CodeState.UNREADABLE, (), (), str(error))
     state, reason = _state(images, gpu)
@@ -208,7 +210,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
         if not paths:
             facts.append(unmet.Fact(f"{entry.package}/{entry.files} ({entry.why})"))
         for path in paths:
-            report = judge(path, gpu)
+            report = check_file(path, gpu)
             if report.state in RUNS:
                 continue
             facts.append(
@@ -285,7 +287,7 @@ def write_report(
         paths: Files and folders.
         stream: The output, a text file.
         gpu: The compute capability, such as 121.
-        disassembler: As in `judge`.
+        disassembler: As in `check_file`.
 
     Returns:
         The number of files in each state.
@@ -303,7 +305,7 @@ def write_report(
     trapping = 0
     stream.write(f'{{"gpu": "sm_{gpu}", "libraries": [')
     for number, path in enumerate(files_of(paths)):
-        report = judge(path, gpu, disassembler)
+        report = check_file(path, gpu, disassembler)
         counts[report.state] += 1
         trapping += len(report.only_trapping or ())
         stream.write(",\n  " if number else "\n  ")

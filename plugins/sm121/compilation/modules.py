@@ -92,7 +92,7 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: toolchain.Tool
                 wrong.append(Fact("", built.reason, f"{unit.source.name} for {architecture}"))
                 continue
             findings.append(built.finding)
-            for line in rules.unacceptable_images(device_code.read(output), GB10):
+            for line in rules.unacceptable_images(device_code.read_device_code(output), GB10):
                 wrong.append(Fact("", line, unit.source.name))
     if wrong:
         return wrong

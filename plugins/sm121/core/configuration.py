@@ -77,7 +77,7 @@ class ServerConfiguration:
             parts.append("profiler")
         if self.span is not None:
             parts.append([self.span.launcher, self.span.count, self.span.commands])
-        object.__setattr__(self, "key", digest.of(parts)[:12])
+        object.__setattr__(self, "key", digest.of_value(parts)[:12])
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Find the CUDA versions of torch, of the driver and of cuDNN, without importing torch.
 
 The module runs in an engine's environment (``python -c``), so it imports only the standard library,
-and it loads the same driver library as the engine. It prints the result of `look` as JSON.
+and it loads the same driver library as the engine. It prints the result of `find_cuda_versions` as
+JSON.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ from pathlib import Path
 _CUDA = re.compile(r"(?m)^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]")
 
 
-def look() -> dict[str, str | int | None]:
+def find_cuda_versions() -> dict[str, str | int | None]:
     """Return the CUDA versions.
 
     Returns:
@@ -62,4 +63,4 @@ def _cudnn() -> str | None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(look()) + "\n")
+    sys.stdout.write("\n" + json.dumps(find_cuda_versions()) + "\n")

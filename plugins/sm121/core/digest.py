@@ -13,7 +13,7 @@ _PIECES = 16
 _PIECE_BYTES = 1 << 16
 
 
-def of(value: object) -> str:
+def of_value(value: object) -> str:
     """Return the digest of a value's JSON; parts that JSON cannot represent become their `str`."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

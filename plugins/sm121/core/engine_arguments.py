@@ -47,7 +47,7 @@ def options(arguments: Sequence[str]) -> Iterator[Option]:
         yield Option(name, tuple(values))
 
 
-def read(arguments: Sequence[str]) -> dict[str, str]:
+def parse_options(arguments: Sequence[str]) -> dict[str, str]:
     """Read the options of a command line.
 
     Args:

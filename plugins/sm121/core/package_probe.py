@@ -1,8 +1,8 @@
 """Find the folders and versions of packages without importing them.
 
 The module also runs in an engine's environment (``python -c``), so it imports the standard library
-only. There it reads a list of names as JSON from standard input, and prints the result of `look` as
-JSON.
+only. There it reads a list of names as JSON from standard input, and prints the result of
+`find_packages` as JSON.
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from pathlib import Path
 _VERSION = re.compile(r"(?m)^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)")
 
 
-def look(names: list[str]) -> dict[str, list[str | None]]:
+def find_packages(names: list[str]) -> dict[str, list[str | None]]:
     """Find the folders and versions of packages.
 
     Args:
@@ -69,4 +69,4 @@ def _distributions(name: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(look(json.load(sys.stdin))) + "\n")
+    sys.stdout.write("\n" + json.dumps(find_packages(json.load(sys.stdin))) + "\n")

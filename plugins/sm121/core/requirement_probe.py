@@ -2,7 +2,7 @@
 
 The module runs in an engine's environment (``python -c``), so it imports the standard library and
 `packaging` only. It reads, as JSON from standard input, the names of required packages by the
-package that requires them, and prints the result of `look` as JSON.
+package that requires them, and prints the result of `find_unmet` as JSON.
 """
 
 import importlib.metadata
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 
-def look(watched: dict[str, list[str]]) -> list[dict[str, str]]:
+def find_unmet(watched: dict[str, list[str]]) -> list[dict[str, str]]:
     """Compare requirements with installed versions.
 
     Args:
@@ -74,4 +74,4 @@ def _unmet(package: str, names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(look(json.load(sys.stdin))) + "\n")
+    sys.stdout.write("\n" + json.dumps(find_unmet(json.load(sys.stdin))) + "\n")

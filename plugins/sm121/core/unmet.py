@@ -133,7 +133,7 @@ class Unmet(AssertionError):
         self.never_waived = never_waived
 
     def __str__(self) -> str:
-        return text(self.facts)
+        return facts_text(self.facts)
 
 
 def noted(facts: Sequence[Fact], evidence: str) -> list[Fact]:
@@ -155,7 +155,7 @@ def facts_of(error: BaseException) -> list[Fact]:
     return [Fact("", str(error) or f"{type(error).__qualname__} without a message")]
 
 
-def of(about: str, facts: Iterable[Fact]) -> list[Fact]:
+def with_subject(about: str, facts: Iterable[Fact]) -> list[Fact]:
     """Prepend a subject to the subjects of facts.
 
     Args:
@@ -170,7 +170,7 @@ def _joined(separator: str, first: str, second: str) -> str:
     return separator.join(filter(None, (first, second)))
 
 
-def text(facts: Iterable[Fact]) -> str:
+def facts_text(facts: Iterable[Fact]) -> str:
     """Return the text of several facts, on one line."""
     return "; ".join(map(str, facts))
 
@@ -299,7 +299,7 @@ def _has_no_new(
     """Check whether each later fact has an earlier one with its identity that is ``same``."""
     # A foreign exception has only its text.
     is_foreign = not all(fact.required for fact in (*earlier, *later))
-    if is_foreign and text(earlier) == text(later):
+    if is_foreign and facts_text(earlier) == facts_text(later):
         return True
     if len(later) > len(earlier):
         return False

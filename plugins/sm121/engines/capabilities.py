@@ -348,7 +348,7 @@ def shipped() -> dict[str, EngineFile]:
     return {file.name: file for file in loaded}
 
 
-def of(
+def capabilities_of(
     engine: str,
     version: str | None,
     *,

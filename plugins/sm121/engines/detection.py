@@ -5,7 +5,14 @@ import httpx
 from sm121.core import builds
 from sm121.core.server import Server
 from sm121.engines.attached_pages import json_of
-from sm121.engines.capabilities import Capabilities, EngineFile, RecognisedBy, of, offered, shipped
+from sm121.engines.capabilities import (
+    Capabilities,
+    EngineFile,
+    RecognisedBy,
+    capabilities_of,
+    offered,
+    shipped,
+)
 
 #: The name of the file for a server that no other file recognises: plain OpenAI-compatible.
 FALLBACK = "openai"
@@ -32,12 +39,12 @@ def detect(
     with server.endpoint.http(timeout_s=10.0) as http:
         if named is None:
             named = _recognise(http)
-        version = server.version or _ask_version(http, of(named, None).file.detection)
+        version = server.version or _ask_version(http, capabilities_of(named, None).file.detection)
         offers = None
         if identity is None and builds.identity(version) is None:
             offers = offered(json_of(http, "/openapi.json"))
     drafts = _DRAFTS in (server.endpoint.page("/metrics") or "")
-    return of(named, version, identity=identity, offers=offers, drafts=drafts)
+    return capabilities_of(named, version, identity=identity, offers=offers, drafts=drafts)
 
 
 def _recognise(http: httpx.Client) -> str:

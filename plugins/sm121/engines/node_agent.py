@@ -105,7 +105,7 @@ def bound_to(toward: str, configuration: ServerConfiguration) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in chosen}
 
 
-def tell(kind: str, content: object) -> None:
+def write_answer(kind: str, content: object) -> None:
     """Write one answer.
 
     Args:
@@ -137,7 +137,7 @@ def _look(question: Mapping[str, Any], configuration: ServerConfiguration) -> No
         processes = "; ".join(map(str, ended.processes))
         leftovers.append(f"{ended.run}: {processes}")
     reached = {str(port): _why_unreachable(host, port) for host, port in question["reach"]}
-    tell("facts", {**facts(configuration), "leftovers": leftovers, "unreachable": reached})
+    write_answer("facts", {**facts(configuration), "leftovers": leftovers, "unreachable": reached})
 
 
 def _why_unreachable(host: str, port: int) -> str | None:
@@ -188,7 +188,7 @@ class _Reporter:
                 self.tell_log()
                 self.tell_state()
             if self._stacks is not None:
-                tell("stacks", self._stacks[:_MOST_STACKS])
+                write_answer("stacks", self._stacks[:_MOST_STACKS])
                 self._stacks = None
 
     def _take_stacks(self) -> None:
@@ -209,7 +209,7 @@ class _Reporter:
             if not piece:
                 return
             self._sent += len(piece)
-            tell("log", piece.decode("utf-8", "replace"))
+            write_answer("log", piece.decode("utf-8", "replace"))
 
     def tell_state(self) -> None:
         self._refresh(time.monotonic())
@@ -219,7 +219,7 @@ class _Reporter:
         exit_status = server.launch.exit_status
         exits = server.launch.exits()
         kernel = kernel_messages.since(server.launch.at).of_note[-_MOST_LINES:] if exits else []
-        tell(
+        write_answer(
             "state",
             {
                 "exit_status": exit_status,
@@ -286,7 +286,7 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
         reporter.tell_log()
         kernel = kernel_messages.since(server.launch.at)
         lines = [*kernel.no_memory, *kernel.host_faults, *kernel.xids][-_MOST_LINES:]
-        tell("stopped", {**report, "kernel": [lines, kernel.unavailable, time.monotonic()]})
+        write_answer("stopped", {**report, "kernel": [lines, kernel.unavailable, time.monotonic()]})
 
 
 def main() -> int:
@@ -300,7 +300,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the suite handles Ctrl-C
     with open(0, "rb", buffering=0, closefd=False) as questions:
         question = json.loads(questions.readline())
-    tell("host", socket.gethostname())
+    write_answer("host", socket.gethostname())
     fields = question["configuration"]
     fields["arguments"] = tuple(fields["arguments"])
     fields["environment"] = tuple((name, value) for name, value in fields["environment"])

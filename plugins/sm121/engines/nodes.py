@@ -99,7 +99,7 @@ def _one_address(host: str) -> str:
     return candidates[0] if candidates else host
 
 
-def look(configuration: ServerConfiguration) -> list[NodeLook]:
+def check_nodes(configuration: ServerConfiguration) -> list[NodeLook]:
     """Check that the facts of all nodes are equal, and return them, rank 0 first.
 
     Args:

@@ -186,7 +186,7 @@ def of_nodes(
 
     Args:
         needs: The needs of the profile.
-        facts: The facts of each node (`sm121.engines.nodes.look`), this machine first.
+        facts: The facts of each node (`sm121.engines.nodes.check_nodes`), this machine first.
 
     Yields:
         The findings, each with the name of its node.

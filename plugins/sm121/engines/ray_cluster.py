@@ -37,7 +37,7 @@ _SHOWN_DIFFERENCES = 5
 _SHOWN_SERVERS = 4
 
 
-def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[NodeLook]:
+def check_cluster(configuration: ServerConfiguration, arch: str, ranks: int) -> list[NodeLook]:
     """Return the nodes of the cluster, the head first.
 
     Args:

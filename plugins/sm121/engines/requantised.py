@@ -30,7 +30,7 @@ def served_layers(
 
     Args:
         config: The configuration of the model (config.json).
-        options: The options of the server (`engine_arguments.read`).
+        options: The options of the server (`engine_arguments.parse_options`).
         required: The layers that it must quantise, for a path that shows none.
         path: The kernel path of the server.
 

@@ -78,7 +78,7 @@ def compare(
     reports = [report for name, report in unknown.reports.items() if name not in of_build]
     unread = {*unknown.reports, *(unknown.unanswered - dict(configuration.environment).keys())}
     unread -= of_build
-    arguments = engine_arguments.read(configuration.arguments)
+    arguments = engine_arguments.parse_options(configuration.arguments)
     for request in _requests(rules, arguments, environment, path):
         if request.rule.variable not in unread:
             reports.append(_judge(request.rule, request.by, request.value, path))
@@ -130,7 +130,7 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
     Args:
         configuration: The configuration.
     """
-    values = engine_arguments.read(configuration.arguments)
+    values = engine_arguments.parse_options(configuration.arguments)
     settings = dict(configuration.environment)
     by_field: dict[str, list[re.Pattern[str]]] = {}
     for rule in load_requests(configuration.engine).request:
@@ -143,7 +143,7 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
     return by_field
 
 
-def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
+def require_requested_path(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
     """Return only if the requested kernel path ran. Each test that measures calls this first.
 
     Args:

@@ -228,7 +228,9 @@ class _Supervisor:
 
         try:
             suite = pid_of(os.environ.get(OWNER, ""))
-            suite_death.tell(self._status, self._processes.names, self._main_pid, suite=suite)
+            suite_death.write_crash_bundle(
+                self._status, self._processes.names, self._main_pid, suite=suite
+            )
         except Exception as error:  # noqa: BLE001 - the server must be ended all the same
             _say(f"the crash bundle could not be written: {type(error).__name__}: {error}")
 

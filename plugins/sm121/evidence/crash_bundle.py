@@ -73,7 +73,8 @@ class EngineProcesses:
         pids: The ids of all processes that the server had.
         stacks: The stacks that were taken before the processes were killed; empty if they still
             run.
-        stacks_folder: The folder in which the processes can write their stacks (see `stacks.take`).
+        stacks_folder: The folder in which the processes can write their stacks
+            (`stacks.take_stacks`).
     """
 
     exit_status: int | None = None
@@ -318,7 +319,7 @@ def _stacks(evidence: Evidence) -> str:
     if not processes.tree:
         raise Unavailable(evidence.missing.get("tree", _NO_PROCESS))
     try:
-        return stacks.take(processes.tree, processes.stacks_folder)
+        return stacks.take_stacks(processes.tree, processes.stacks_folder)
     except stacks.NoStacks as error:
         raise Unavailable(str(error)) from error
 

@@ -125,7 +125,7 @@ def autotune_sets(environment: Mapping[str, str]) -> dict[str, str]:
             content = json.loads(text)
         except ValueError:
             content = text  # truncated, which also counts as another set
-        sets[str(file.parent.relative_to(root))] = digest.of(content)
+        sets[str(file.parent.relative_to(root))] = digest.of_value(content)
     return sets
 
 

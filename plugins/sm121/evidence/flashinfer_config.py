@@ -30,7 +30,7 @@ class FlashInferConfig:
     problem: str = ""
 
 
-def read(python: str, environment: Mapping[str, str]) -> FlashInferConfig:
+def run_show_config(python: str, environment: Mapping[str, str]) -> FlashInferConfig:
     """Run the command in the engine's environment.
 
     Args:

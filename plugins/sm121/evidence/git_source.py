@@ -34,7 +34,7 @@ def read_checkout(file: Path) -> SourceRecord | None:
         source.dirty = bool(status)
     if status:
         changes = _git(folder, "diff", "HEAD")
-        source.changes = None if changes is None else digest.of(changes)
+        source.changes = None if changes is None else digest.of_value(changes)
     return source
 
 

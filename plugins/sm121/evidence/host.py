@@ -84,7 +84,7 @@ def _read_gpu(nvml: Any, handle: Any) -> GpuRecord:
     )
     uuid = ask("UUID")
     if uuid is not None:
-        record.unit = digest.of(uuid)
+        record.unit = digest.of_value(uuid)
     capability = ask("CudaComputeCapability")
     if capability is not None:
         major, minor = capability

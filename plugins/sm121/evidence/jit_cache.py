@@ -30,7 +30,7 @@ class JitModule(data_file.Record):
     """The time of its last change, in seconds since 1970."""
 
 
-def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule]:
+def read_modules(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule]:
     """Read the modules in some cache folders.
 
     FlashInfer's modules are shared libraries, in folders of the same name; Triton's are cubins.
@@ -56,7 +56,7 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":
             continue  # the library in the same folder contains it
-        report = libraries.judge(file, gpu)
+        report = libraries.check_file(file, gpu)
         if report.state is libraries.CodeState.HOST:
             continue
         name = _name_of(file)

@@ -55,7 +55,7 @@ def kernel_contradictions(
     return [finding.text for finding in findings if not finding.undecided]
 
 
-def untold_of_kernels(
+def undecided_by_kernels(
     required: KernelPathRequirement,
     path: KernelPath,
     profile: KernelProfile,

@@ -28,7 +28,7 @@ class ServingState(data_file.Record):
     """The last reported number of tokens per step with speculative decoding."""
 
 
-def read(log: Path, engine: str) -> ServingState | None:
+def read_serving_state(log: Path, engine: str) -> ServingState | None:
     """Read the numbers that a server reported on its requests.
 
     Args:

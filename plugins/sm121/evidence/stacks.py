@@ -79,7 +79,7 @@ def folder_in(scratch: Path) -> Path:
     return scratch / "stacks"
 
 
-def take(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
+def take_stacks(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
     """Take the stacks of the running processes of an engine.
 
     Args:
@@ -118,11 +118,11 @@ def take_or_why(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
     """Return the stacks of the running processes of an engine, or the reasons why there are none.
 
     Args:
-        tree: As in `take`.
-        folder: As in `take`.
+        tree: As in `take_stacks`.
+        folder: As in `take_stacks`.
     """
     try:
-        return take(tree, folder)
+        return take_stacks(tree, folder)
     except NoStacks as error:
         return f"{error}\n"
 

@@ -25,7 +25,9 @@ _LOOK_BACK_S = 600.0
 _QUOTED = 3
 
 
-def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | None) -> None:
+def write_crash_bundle(
+    status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | None
+) -> None:
     """Write a bundle into the report directory, and add its path to verdict.json.
 
     Args:

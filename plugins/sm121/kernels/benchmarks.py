@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sm121.core.unmet import Fact, text
+from sm121.core.unmet import Fact, facts_text
 from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import codec_problems, comparison, expert_layers, expert_problems
 from sm121.kernels.cases import BenchmarkCase
@@ -106,7 +106,7 @@ def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
     wrong = timed.judge(output)
     if wrong:
         raise Invalid(
-            f"{case.name}: the timed call does not compute {case.operation}: {text(wrong)}"
+            f"{case.name}: the timed call does not compute {case.operation}: {facts_text(wrong)}"
         )
 
 

@@ -16,7 +16,7 @@ def here(names: Sequence[str]) -> str:
     Args:
         names: Names of packages.
     """
-    return _describe(package_probe.look(list(names)), names)
+    return _describe(package_probe.find_packages(list(names)), names)
 
 
 def differences(names: Sequence[str], python: str, environment: Mapping[str, str]) -> str | None:
@@ -32,7 +32,7 @@ def differences(names: Sequence[str], python: str, environment: Mapping[str, str
     """
     if not names:
         return None
-    imported = package_probe.look(list(names))
+    imported = package_probe.find_packages(list(names))
     try:
         of_engine = interpreter.packages(python, names, environment)
     except interpreter.NoAnswer as error:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from sm121.core.unmet import Fact, of
+from sm121.core.unmet import Fact, with_subject
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import poison
 from sm121.kernels.problem import Problem
@@ -118,7 +118,7 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
         # An output that is bitwise equal to a correct one need not be judged again.
         if not outputs or wrong or not _same_bits(outputs[0], output):
             about = f"{problem.operation} into memory of {kind}"
-            wrong += of(about, problem.judge(output, run.declared))
+            wrong += with_subject(about, problem.judge(output, run.declared))
         if not _same_bits((arguments, keywords), (list(problem.arguments), problem.keywords)):
             wrong.append(Fact("unchanged inputs", "changed ones", problem.operation))
         outputs.append(tree_map_only(Tensor, Tensor.clone, output))
@@ -156,7 +156,7 @@ def _check_repeats(run: _Run, first: Any) -> list[Fact]:
         different.append(number)
         if not wrong:
             about = f"{problem.operation}, run {number} of {runs} with the same inputs"
-            wrong = of(about, problem.judge(output, run.declared))
+            wrong = with_subject(about, problem.judge(output, run.declared))
     if different and run.is_declared_deterministic:
         observed = f"{len(different)} with other bits (the first is run {different[0]})"
         wrong.append(Fact(f"{runs} equal runs, as declared", observed, problem.operation))
@@ -226,7 +226,7 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
             replay()
             run.probe()
             about = f"{problem.operation} replayed into {kind}"
-            wrong += of(about, problem.judge(output, run.declared))
+            wrong += with_subject(about, problem.judge(output, run.declared))
         result = tree_map_only(Tensor, Tensor.clone, output)
         same = not run.is_declared_deterministic or _same_bits(result, call())
     except RuntimeError as error:

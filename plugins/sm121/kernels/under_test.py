@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sm121.core.unmet import Fact, facts_of, of
+from sm121.core.unmet import Fact, facts_of, with_subject
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import cases, protocol, serving
 from sm121.kernels.child import Child, DeviceFault, Ended
@@ -102,7 +102,7 @@ class Kernels:
                 facts = _as_facts(child.ask("check", name, case, tactic, within_s=limit_s))
             except (Ended, DeviceFault) as error:
                 facts = facts_of(error)
-            wrong += of(f"tactic {tactic}", facts)
+            wrong += with_subject(f"tactic {tactic}", facts)
         return wrong
 
     def time(self, case: cases.BenchmarkCase, *, is_timed: bool = True) -> TimedCase:
@@ -133,7 +133,7 @@ def _ask(child: Child, question: str, name: str, case: cases.Case) -> list[Fact]
     try:
         return _as_facts(child.ask(question, name, case))
     except (Ended, DeviceFault) as error:
-        return of(f"{case}", facts_of(error))
+        return with_subject(f"{case}", facts_of(error))
 
 
 def _as_facts(answer: list[dict[str, Any]]) -> list[Fact]:

@@ -123,7 +123,7 @@ def _no_processes() -> Iterable[psutil.Process]:
     return ()
 
 
-def read(
+def read_machine(
     device: str,
     *,
     own: Callable[[], Iterable[psutil.Process]] = _no_processes,

@@ -33,7 +33,7 @@ class Judgement:
     remedy: str | None = None
 
 
-def judge(
+def judge_machine(
     reference: level_settings.Box | None,
     before: Reading | None,
     after: Reading | None = None,

@@ -35,7 +35,7 @@ def name() -> str:
     return f"sm121-{os.getuid()}-measures.lock"
 
 
-def take(folder: Path | None = None) -> IO[str]:
+def lock_machine(folder: Path | None = None) -> IO[str]:
     """Lock the machine for measuring, until the returned file is closed.
 
     Args:

@@ -184,7 +184,7 @@ def served(
         weights once yields several tokens.
     """
     bits = _FORMATS.bits
-    options = engine_arguments.read(arguments)
+    options = engine_arguments.parse_options(arguments)
     if _speculates(options, path):
         return None
     checkpoint = formats(config, path.dtype or options.get("dtype"))
@@ -288,7 +288,7 @@ def cost(
     arguments = (*own.engine.arguments, *_arguments_of(own, name), *more)
     shown = path or KernelPath()
     if own.model.reads is not None:
-        if _speculates(engine_arguments.read(arguments), shown):
+        if _speculates(engine_arguments.parse_options(arguments), shown):
             return None
         read = stored(own.model.reads.weights, config, depth)
     else:
@@ -443,7 +443,7 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
         attention=sizes.layers * (projections / 8 + biases),
         router=float(sizes.layers * sizes.experts * (sizes.hidden + 1) * _VALUE_BYTES),
         lm_head=sizes.vocabulary * sizes.hidden * formats.lm_head / 8,
-        kv=kv_cache.of(config).size(depth, formats.kv),
+        kv=kv_cache.kv_cache_of(config).size(depth, formats.kv),
     )
 
 
@@ -458,7 +458,7 @@ def stored(weights: float, config: Mapping[str, Any], depth: int) -> Traffic:
     Raises:
         Sm121Error: The KV cache of the model is not known.
     """
-    kv = kv_cache.of(config).size(depth, formats(config).kv)
+    kv = kv_cache.kv_cache_of(config).size(depth, formats(config).kv)
     return Traffic(experts=0.0, attention=weights, router=0.0, lm_head=0.0, kv=kv)
 
 

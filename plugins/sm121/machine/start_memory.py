@@ -170,7 +170,7 @@ class Start:
         Returns:
             The start; None if a value is not a number.
         """
-        options = engine_arguments.read(arguments)
+        options = engine_arguments.parse_options(arguments)
         own = _data().vllm
         text = {**inspection.config, **(inspection.config.get("text_config") or {})}
         longest = options.get("max_model_len") or text.get("max_position_embeddings") or 0

@@ -173,7 +173,7 @@ class Timeline(threading.Thread):
             answer = http.get("/metrics")
             if answer.status_code != 200:
                 return {}
-            values = counters.read(answer.text).values
+            values = counters.parse_counters(answer.text).values
         except (httpx.HTTPError, ValueError):
             return {}
         self.metrics = answer.text

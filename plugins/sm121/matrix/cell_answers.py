@@ -84,7 +84,7 @@ def find_disagreement(
         requests.append(Request(prompt.text, prompt.tokens, salt=f"stress-{number}"))
     answers = asker.ask_together(requests)
     for prompt, answer in zip(sent, answers, strict=True):
-        judged = agreement.judge(
+        judged = agreement.compare_runs(
             expected[prompt.name].positions,
             asker.positions(answer),
             bound,

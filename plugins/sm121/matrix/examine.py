@@ -30,7 +30,7 @@ from sm121.client.completions import Asker, Refused
 from sm121.core import errors, files, level_settings
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
-from sm121.core.unmet import Fact, text
+from sm121.core.unmet import Fact, facts_text
 from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines.server_errors import ServerError
 from sm121.evidence.kernel_path import mistaken_environment
@@ -310,7 +310,7 @@ class Examiner:
             top1=change.top1,
         )
         beyond = change.beyond(bound)
-        return text(beyond) if beyond else None
+        return facts_text(beyond) if beyond else None
 
     def _stress(self, record: CellRecord, server: Server) -> str | None:
         """Send concurrent requests, and compare each answer with the baseline's."""

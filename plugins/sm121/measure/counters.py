@@ -58,7 +58,7 @@ def names(engine: str) -> set[str]:
     return found
 
 
-def read(text: str) -> Counters:
+def parse_counters(text: str) -> Counters:
     """Return the counters in a Prometheus exposition, summed over engines and models.
 
     Args:
@@ -75,7 +75,7 @@ def read(text: str) -> Counters:
 def fetch(endpoint: Endpoint) -> Counters | None:
     """Return the counters in /metrics now; None without a readable /metrics."""
     text = endpoint.page("/metrics")
-    now = read(text) if text is not None else Counters()
+    now = parse_counters(text) if text is not None else Counters()
     return now if now.values or now.no_number else None
 
 
@@ -155,7 +155,7 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""
-    values = read(text).values
+    values = parse_counters(text).values
     if "drafts" not in values:
         return None
     accepted: dict[int, float] = {}

@@ -51,7 +51,7 @@ def is_silent(values: Sequence[float | None]) -> bool:
     return sum(value is not None for value in values) < _LEAST_KNOWN * len(values)
 
 
-def judge(
+def judge_growth(
     quantity: str,
     requests: Sequence[float],
     values: Sequence[float | None],

@@ -313,7 +313,7 @@ def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device:
         described.append(
             (text.ids, change, text.rounding.name, text.whole, text.more, text.follows)
         )
-    return digest.of([config, weights, described, str(dtype), device])
+    return digest.of_value([config, weights, described, str(dtype), device])
 
 
 class _Resumed(NamedTuple):

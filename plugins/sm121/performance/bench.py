@@ -10,7 +10,7 @@ from sm121.answers.oracle_tolerance import bound_for
 from sm121.client import completions
 from sm121.core.engine_arguments import at_once
 from sm121.core.server import Server
-from sm121.core.unmet import Fact, Unmet, facts_of, of
+from sm121.core.unmet import Fact, Unmet, facts_of, with_subject
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.engines import requested
 from sm121.evidence.compile_watch import CompileWatch
@@ -228,7 +228,7 @@ class Bench:
             recorder.record(measurement, more, maximum_rounds=bound)
         except (Unmet, Undecided) as failure:
             about = f"{name} passed before, but not in the repeated measurement at the end"
-            failures.append(type(failure)(*of(about, facts_of(failure))))
+            failures.append(type(failure)(*with_subject(about, facts_of(failure))))
 
 
 def texts_of(server: Server, run: Run, plan: Plan) -> TimedTexts:

@@ -198,7 +198,7 @@ class RunBox:
             report.reason = self.elsewhere
             report.remedy = None
             return frozenset()
-        judgement = box_judgement.judge(
+        judgement = box_judgement.judge_machine(
             self.run.profile.box, before, self.after, load_during=self._load_during
         )
         report.state = judgement.state.value
@@ -219,13 +219,16 @@ class RunBox:
         device = "cpu" if run.target.arch == architecture.CPU else "cuda:0"
         reference = run.profile.box
         # A machine that was unfit before stays so: one reading is enough.
-        was_unfit = box_judgement.judge(reference, earlier).state is BoxState.DEGRADED
+        was_unfit = box_judgement.judge_machine(reference, earlier).state is BoxState.DEGRADED
         attempts = 1 if was_unfit else _ATTEMPTS
         for _ in range(attempts):
             box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
             serving = bool(self._attached or self._own())
-            reading = box.read(device, own=self._own, serving=serving)
-            if box_judgement.judge(reference, earlier, reading).state is not BoxState.DEGRADED:
+            reading = box.read_machine(device, own=self._own, serving=serving)
+            if (
+                box_judgement.judge_machine(reference, earlier, reading).state
+                is not BoxState.DEGRADED
+            ):
                 reading = self._faster(reading, device, earlier)
                 break
         self._report_blind_spots(reading)
@@ -244,8 +247,8 @@ class RunBox:
         """Read a busy CPU once more, and return the reading with the higher bandwidth."""
         if not reading.is_of_busy_cpu:
             return reading
-        again = box.read(device, own=self._own, serving=bool(self._attached or self._own()))
-        judged = box_judgement.judge(self.run.profile.box, earlier, again)
+        again = box.read_machine(device, own=self._own, serving=bool(self._attached or self._own()))
+        judged = box_judgement.judge_machine(self.run.profile.box, earlier, again)
         if judged.state is BoxState.DEGRADED or again.device is None or reading.device is None:
             return reading
         if again.device.bandwidth_best_gb_s > reading.device.bandwidth_best_gb_s:

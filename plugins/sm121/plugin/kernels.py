@@ -192,7 +192,7 @@ def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> No
 def decode_profile(conformance: Session, server: Server) -> KernelProfile:
     """The kernels of some decode steps of the server. Table and trace are in the report."""
     mode = target.profiler_mode(conformance.settings, conformance.run.profile)
-    return decode.take(conformance.run, server, mode=mode)
+    return decode.profile_decode_steps(conformance.run, server, mode=mode)
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,9 @@ class LeftOut:
 LEFT_OUT = pytest.StashKey[LeftOut]()
 
 
-def look(config: pytest.Config, target: Target, items: Sequence[pytest.Item]) -> LeftOut | None:
+def count_left_out(
+    config: pytest.Config, target: Target, items: Sequence[pytest.Item]
+) -> LeftOut | None:
     """Count the checks that the plan of the run left out.
 
     Args:

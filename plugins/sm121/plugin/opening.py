@@ -197,7 +197,7 @@ def take_machine(config: pytest.Config, session: Session, items: Iterable[pytest
     starts_on_gpu = chosen.arch != CPU and chosen.obstacle is None and settings.base_url is None
     tests = [item for item in items if LEVEL in item.stash and workers.why_not(item) is None]
     if needs_the_machine(tests, on_gpu=starts_on_gpu):
-        config.stash[_MACHINE] = machine_lock.take()
+        config.stash[_MACHINE] = machine_lock.lock_machine()
 
 
 def release_machine(config: pytest.Config) -> None:
@@ -282,7 +282,7 @@ def _move_earlier_report(config: pytest.Config) -> None:
     folder = config.invocation_params.dir / config.getoption("--report-dir")
     if (folder / "verdict.json").is_file():
         with contextlib.suppress(UsageError):  # another run is using it
-            directory.take(folder).lock.close()
+            directory.lock_directory(folder).lock.close()
 
 
 def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Target:

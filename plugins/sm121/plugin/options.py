@@ -283,7 +283,7 @@ def markers() -> list[str]:
     return [*levels, *_MARKERS]
 
 
-def read(config: pytest.Config) -> settings.Settings:
+def read_settings(config: pytest.Config) -> settings.Settings:
     """Read and validate the settings of a run from the command line.
 
     Args:
@@ -313,7 +313,7 @@ def read(config: pytest.Config) -> settings.Settings:
         _refuse_log_on_stdin(config)
     expressions.refuse_wrong_expressions(config)
     comparing_tests.name_comparison(config)
-    read = settings.read(
+    read = settings.read_settings(
         config.getoption,
         config.invocation_params.dir,
         names_tests=expressions.names_tests(config),

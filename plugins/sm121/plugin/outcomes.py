@@ -12,7 +12,7 @@ import pytest
 
 from sm121.core import digest, errors, profile_fields
 from sm121.core.printable import printable
-from sm121.core.unmet import Fact, Unmet, facts_of, noted, steady, text
+from sm121.core.unmet import Fact, Unmet, facts_of, facts_text, noted, steady
 from sm121.core.verdict import Inapplicable, NotRun, Severity, Undecided, Verdict
 from sm121.core.waivers import Waiver
 from sm121.engines import capabilities
@@ -101,7 +101,7 @@ def crash(error: BaseException | None) -> ServerError | UnderLoad | RanOutOfTime
     return None
 
 
-def take(
+def update_verdict(
     session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> None:
     """Update a test's verdict after one phase. After the last phase, record the verdict.
@@ -300,7 +300,7 @@ def _facts(session: Session, error: BaseException | None, report: pytest.TestRep
         rest = whole[_OBSERVED_LENGTH:]
         if not rest:
             return whole
-        return f"{whole[:_OBSERVED_LENGTH]} and {digest.of([rest])}"
+        return f"{whole[:_OBSERVED_LENGTH]} and {digest.of_value([rest])}"
 
     return [fact.mapped(shown) for fact in facts]
 
@@ -331,7 +331,7 @@ class _Message(NamedTuple):
 
 
 def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> _Message:
-    lines = [line.strip() for line in text(facts).splitlines() if line.strip()]
+    lines = [line.strip() for line in facts_text(facts).splitlines() if line.strip()]
     first = lines[0] if lines else "failed without a message"
     notes = []
     explanation = failure.explain(facts[0].observed)
@@ -368,7 +368,7 @@ def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
     engine = session.run.record.file.engine
     if engine.name not in capabilities.shipped():
         return []
-    can = capabilities.of(engine.name, engine.version, identity=engine.identity)
+    can = capabilities.capabilities_of(engine.name, engine.version, identity=engine.identity)
     return can.bugs(item.stash[ID])
 
 

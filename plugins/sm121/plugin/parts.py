@@ -72,7 +72,7 @@ def refuse(config: pytest.Config) -> None:
     settings = config.stash[SETTINGS]
     asked_by_marker = architectures_asked_for(expressions.marker_expression(config))
     with opening.refusing():
-        workers.refuse_other_ways(config, grouped=workers.is_grouped(config))
+        workers.refuse_other_distribution(config, grouped=workers.is_grouped(config))
         comparing.refuse_beside_workers(config)
         if all(have_levels):  # other tests may have markers that only the collection shows
             expressions.refuse_misspelt_marker(config, ())
@@ -158,7 +158,7 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     """
     settings = config.stash[SETTINGS]
     name = config.stash[_RUN]
-    report = report_directory.take(settings.report_dir, name)
+    report = report_directory.lock_directory(settings.report_dir, name)
     parts = stored_run.parts_of(settings.report_dir)
     deaths = [] if interrupted else _deaths(config, parts)
     architectures = architectures_asked_for(expressions.marker_expression(config))

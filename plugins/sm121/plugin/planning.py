@@ -228,7 +228,7 @@ def _text(time: TimeRange | None) -> str | None:
 
 
 def _shipped_times(profile: Profile, plans: Iterable[str]) -> run_plan.ShippedTimes | None:
-    bounds = durations.of(profile)
+    bounds = durations.shipped_durations(profile)
     if bounds is None:
         return None
     return run_plan.ShippedTimes(
@@ -244,7 +244,7 @@ def telling_refusal() -> Iterator[None]:
     try:
         yield
     except pytest.UsageError as error:
-        run_plan.tell(run_plan.Answer(refusal=str(error)))
+        run_plan.write_answer(run_plan.Answer(refusal=str(error)))
         raise
 
 
@@ -268,7 +268,9 @@ def _forecast(
 ) -> Forecast:
     assert chosen.profile is not None
     checks = [_check(config, chosen, chosen.profile, item) for item in tests]
-    return forecast.of(chosen.profile, name, checks, timing.known(config, chosen, name).taken)
+    return forecast.forecast_run(
+        chosen.profile, name, checks, timing.known(config, chosen, name).taken
+    )
 
 
 def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest.Item) -> Check:

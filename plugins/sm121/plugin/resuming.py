@@ -38,7 +38,7 @@ def take_up(config: pytest.Config, session: Session) -> None:
         return
     path = run.record.directory / events.NAME
     try:
-        stream = events.read(path)
+        stream = events.read_events(path)
         before = fold.replay(stream.events)
         before.settle()
         _refuse_another(stream, before.file, run.record.file)

@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workers.disable_timing(config)
     others.only_warn_from_now_on(config)
     with opening.refusing(config):
-        config.stash[stash.SETTINGS] = options.read(config)
+        config.stash[stash.SETTINGS] = options.read_settings(config)
         selection.tell_target(config)
         comparing.refuse_what_crashes(config)
         reporting.refuse_place_of_junit(config)
@@ -202,7 +202,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     lines: list[str] = []
     left_out: larger_plans.LeftOut | None = None
     if session is not None:
-        left_out = larger_plans.look(config, session.run.target, items)
+        left_out = larger_plans.count_left_out(config, session.run.target, items)
         lines = [*terminal.target(session), *planning.head(config, session.run.target, items)]
     if left_out is not None:
         lines.append(str(left_out))
@@ -328,7 +328,7 @@ def pytest_runtest_makereport(
         _step("crash looked for")
     outcomes.leave_out_libraries(item, call)
     report = yield
-    outcomes.take(session, item, call, report)
+    outcomes.update_verdict(session, item, call, report)
     if report.failed or item.stash[stash.FINDING].excused:
         reporting.note_failure(session, item, report)
     reporting.redact(session, report)
@@ -388,7 +388,7 @@ def _finish(
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         conformance.interrupt()
     matrix.end(config, interrupted=conformance.interrupted)
-    timing.keep(config, conformance)
+    timing.store_durations(config, conformance)
     conformance.close()
     answers.conclude_golden(conformance)
     _step(f"closed {run.record.file.verdict.value}")

@@ -193,9 +193,11 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
         chosen = config.stash.get(planning.TARGET, None)
         if chosen is not None:
             why = chosen.obstacle
-        run_plan.tell(run_plan.Answer(refusal=why or "expected a test of a level, got none"))
+        run_plan.write_answer(
+            run_plan.Answer(refusal=why or "expected a test of a level, got none")
+        )
         return
-    run_plan.tell(run_plan.Answer(plan=plan))
+    run_plan.write_answer(run_plan.Answer(plan=plan))
     terminal.section("sm121 conformance")
     terminal.write(run_plan.text(plan))
 
@@ -227,7 +229,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     run = session.run
     file = run.record.file
     if NOTHING_RUNS in terminal.config.stash and file.verdict is Verdict.NOT_RUN:
-        terminal.write_line(printable(str(headline.of(file))), bold=True, yellow=True)
+        terminal.write_line(printable(str(headline.headline_of(file))), bold=True, yellow=True)
         return
     report = terminal.config.stash.get(REPORT, None)
     terminal.section("sm121 conformance")
@@ -243,7 +245,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     page = run.record.directory / "report.html"
     if not page.is_file():
         page = run.record.directory / "verdict.json"
-    conclusion = headline.of(file)
+    conclusion = headline.headline_of(file)
     if report is not None:
         action = headline.action(report)
     text = rendered(

@@ -46,7 +46,7 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
     if folder is None or target is None:
         return Known(Taken())
     try:
-        return Known(timings.read(folder, target))
+        return Known(timings.read_durations(folder, target))
     except (OSError, ValueError) as error:
         lines = str(error).splitlines()
         first = lines[0] if lines else ""
@@ -79,7 +79,7 @@ def note(item: pytest.Item) -> None:
     by_id[item.stash[ID]] = max(round(seconds, 3), 0.0)
 
 
-def keep(config: pytest.Config, session: Session) -> None:
+def store_durations(config: pytest.Config, session: Session) -> None:
     """Store the durations of this run for forecasts of later runs.
 
     Nothing is stored with ``--engine-debug``, in a worker, and for rates whose sizes were given on
@@ -104,7 +104,7 @@ def keep(config: pytest.Config, session: Session) -> None:
         if settings.measuring_plan(run.profile) != usual:
             taken.rates.clear()
     try:
-        timings.keep(folder, target, taken)
+        timings.store_durations(folder, target, taken)
     except OSError as error:
         run.record.remark(
             f"durations of this run are not kept: {folder}: {error.strerror or error}",

@@ -142,7 +142,7 @@ def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     tests = [item for item in items if LEVEL in item.stash]
     if config.stash[SETTINGS].worker is None or not tests:
         return
-    refuse_other_ways(config, grouped=config.workerinput[GROUPED])  # type: ignore[attr-defined]
+    refuse_other_distribution(config, grouped=config.workerinput[GROUPED])  # type: ignore[attr-defined]
     for item in filter(uses_a_server, tests):
         if item.nodeid == item.stash[ID]:
             _name_group(item)
@@ -153,7 +153,7 @@ def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
             )
 
 
-def refuse_other_ways(config: pytest.Config, *, grouped: bool) -> None:
+def refuse_other_distribution(config: pytest.Config, *, grouped: bool) -> None:
     """Refuse tests of levels that are distributed to workers by any option but ``-n N``.
 
     Args:

@@ -72,7 +72,7 @@ class SideWatch:
             size = server.log.stat().st_size
             self._errors[name] = ErrorReader(server.reader or "", size)
         errors = self._errors[name].read(server.log)
-        beside.decide_silent(self.run.record, errors, f"log of {name}")
+        beside.decide_logged_errors(self.run.record, errors, f"log of {name}")
 
     def check_process(self, where: str, name: str, server: Server, url: str) -> None:
         """Check that a side's server is the one of its first visit, and not the other side's.

@@ -163,7 +163,7 @@ def _changed_options(first: Side, second: Side) -> set[str]:
 
 
 def _options_of(side: Side) -> dict[str, str]:
-    options = dict(engine_arguments.read(side.arguments))
+    options = dict(engine_arguments.parse_options(side.arguments))
     for name, value in side.environment:
         options[normal_name(name)] = value
     return options

@@ -46,7 +46,7 @@ _CSV_COLUMNS = (
 )
 
 
-def read(path: Path) -> Source:
+def read_results(path: Path) -> Source:
     """Read a file of results of this suite or another tool, which is recognised by the content.
 
     Args:

@@ -30,7 +30,7 @@ class Crash(CrashReport):
     files: tuple[str, ...] = ()
 
 
-def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
+def read_crashes(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
     """Read the crashes of a run.
 
     Args:

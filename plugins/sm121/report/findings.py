@@ -68,7 +68,7 @@ class FailureGroup:
         """The observation of the first fact, and the other facts."""
         first, *others = self.facts
         parts = [first.observation if first.required else str(first)]
-        parts.append(unmet.text(others))
+        parts.append(unmet.facts_text(others))
         return "; ".join(filter(None, parts))[:_LONGEST]
 
     @property
@@ -115,7 +115,7 @@ def reason_of(test: TestReport) -> str:
     Args:
         test: A test that did not pass.
     """
-    return unmet.text(_without_subjects(test.facts))
+    return unmet.facts_text(_without_subjects(test.facts))
 
 
 def _without_subjects(facts: Iterable[Fact]) -> list[Fact]:

@@ -78,7 +78,7 @@ class Action:
         return self.title[:1].upper() + self.title[1:]
 
 
-def of(run: VerdictFile) -> Headline:
+def headline_of(run: VerdictFile) -> Headline:
     """Return the headline of a run.
 
     Args:
@@ -226,7 +226,7 @@ def _sentence(run: VerdictFile) -> str:
         run=run,
         kind=topic.kind,
         first=bad[0],
-        message=unmet.text(bad[0].facts),
+        message=unmet.facts_text(bad[0].facts),
         reason=findings.reason_of(bad[0]),
         beside=BESIDE,
         covered=topic.covered,

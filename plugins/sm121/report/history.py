@@ -337,7 +337,7 @@ def _apart_text(name: str, level: machines.MachineLevel) -> str:
     return f"{abs(level.ratio - 1):.1%} {word} in {metric_names.words(name)}"
 
 
-def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
+def read_runs(arguments: Sequence[tuple[str | None, Path]]) -> History:
     """Read the runs in folders and files. Copies of a run are ignored.
 
     Args:

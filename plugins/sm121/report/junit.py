@@ -39,12 +39,12 @@ def xml(report: StoredReport) -> str:
     if run.verdict is not Verdict.PASS and not has_failed:
         # A certificate was refused, or nothing was executed. Readers of this format only evaluate
         # test cases, and would show the run as passed.
-        sentence = headline.of(run).sentence
+        sentence = headline.headline_of(run).sentence
         judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=sentence)
         element = "failure" if run.verdict is Verdict.FAIL else "error"
         suites["run"] = [(judged, element, run.reason or sentence)]
     template = templates.environment(_escaped, escapes=True).get_template("junit.xml.j2")
-    return template.render(run=run, suites=suites, headline=headline.of(run))
+    return template.render(run=run, suites=suites, headline=headline.headline_of(run))
 
 
 def _element(test: TestReport) -> str:

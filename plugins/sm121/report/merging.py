@@ -37,7 +37,7 @@ class ShardFolder:
     part: ShardReport
 
 
-def read(directories: Sequence[Path]) -> list[ShardFolder]:
+def read_shards(directories: Sequence[Path]) -> list[ShardFolder]:
     """Read the shards of one run.
 
     Args:

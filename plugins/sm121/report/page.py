@@ -92,7 +92,7 @@ def _html(shown: StoredReport, whole: StoredReport) -> str:
         figures=_figures_by_id(figures),
         charts=figures,
         levels=dict.fromkeys((*LEVELS, *run.levels)),
-        headline=headline.of(whole.run),
+        headline=headline.headline_of(whole.run),
         action=headline.action(whole),
         judged=functools.partial(metric_verdicts.of_run, run),
         tiles=key_numbers.rows(run),
@@ -102,7 +102,7 @@ def _html(shown: StoredReport, whole: StoredReport) -> str:
         cut=cut,
         not_run=findings.not_run(run),
         references=references.load(),
-        paths=timelines.read(shown.directory),
+        paths=timelines.read_cells(shown.directory),
         again={group.ids[0]: group.detail.reproduce for group in groups[:_FEW]},
     )
 
@@ -158,7 +158,7 @@ def write_all(directory: Path, known: Details) -> StoredReport:
     Raises:
         UsageError: There is no valid verdict.json.
     """
-    details.write(known, directory)
+    details.write_details(known, directory)
     report = stored.read(directory)
     write_text(summary.markdown(report.run, report), directory / "summary.md")
     write_text(junit.xml(report), directory / junit.NAME)

@@ -82,11 +82,11 @@ def read_past_run(file: Path, machine: str | None, name: str) -> PastRun:
     """
     directory = stored_run.folder_of(file)
     if directory.is_dir():
-        run = stored_run.read(directory)
+        run = stored_run.read_run(directory)
         if run.file.schema_version > verdict_file.SCHEMA_VERSION:
             raise UsageError(f"{directory}: {run.unfit[0]}")
         return _past(name, directory, run, machine, run.file.verdict)
-    source = comparison.read(file)
+    source = comparison.read_results(file)
     reports = {row.metric: row.report for row in source.rows}
     stored = source.run
     if stored is None:
@@ -160,4 +160,4 @@ def _exact(file: VerdictFile) -> str | None:
     if fingerprint is None:
         return None
     request = fingerprint.model_dump(mode="json", exclude={"against", "waivers"})
-    return digest.of([request, file.engine.version, file.profile])
+    return digest.of_value([request, file.engine.version, file.profile])

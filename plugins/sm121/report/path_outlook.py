@@ -65,7 +65,7 @@ def bound(path: KernelPath) -> Bound | None:
     gb_s = own.box.healthy_gb_s.high
     tok_s = roofline.Ceiling(read, gb_s, 1.0).tok_s
     text = f"{read.total / 1e9:.2f} GB a token: {tok_s:.3g} tok/s at most on a GB10 ({gb_s:g} GB/s)"
-    options = engine_arguments.read(arguments)
+    options = engine_arguments.parse_options(arguments)
     layers = requantised.served_layers(config, options, None, path) or {}
     unproven = set(layers).difference(path.requantised or ())
     if unproven and not path.requantised_is_whole:

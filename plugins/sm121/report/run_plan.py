@@ -128,7 +128,7 @@ def text(plan: RunPlan) -> str:
     return rendered("would_run.txt.j2", one_line, plan=plan, levels=LEVELS)
 
 
-def tell(answer: Answer) -> None:
+def write_answer(answer: Answer) -> None:
     """Write an answer for ``sm121 plan``. Do nothing if pytest was started otherwise.
 
     Args:
@@ -139,7 +139,7 @@ def tell(answer: Answer) -> None:
         Path(path).write_text(answer.model_dump_json(), "utf-8")
 
 
-def read(file: Path) -> Answer:
+def read_answer(file: Path) -> Answer:
     """Read the answer of pytest.
 
     Args:

@@ -59,7 +59,7 @@ def read(directory: Path) -> StoredReport:
         memory=memory,
         matrix=matrix,
         ab=AbSection(compared) if compared else None,
-        crashes=crash_list.read(run.crashes, directory),
+        crashes=crash_list.read_crashes(run.crashes, directory),
     )
 
 

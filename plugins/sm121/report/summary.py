@@ -90,7 +90,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
         "summary.md.j2",
         plain,
         run=run,
-        headline=headline.of(run),
+        headline=headline.headline_of(run),
         action=headline.action(report) if report is not None else None,
         command=report.details.command if report is not None else None,
         label=profile_label(run.profile, run.fingerprint),

@@ -73,7 +73,7 @@ class RequestPaths(NamedTuple):
     left_out: list[str]
 
 
-def read(directory: Path) -> RequestPaths:
+def read_cells(directory: Path) -> RequestPaths:
     """Read the cells whose records are in a report directory.
 
     Args:

@@ -26,7 +26,7 @@ _MOST_CONTRADICTIONS = 400
 _MOST_OF_A_LINE = 60
 
 
-def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
+def died_between_tests(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
     """Return the decision on a server whose process ended before the suite stopped it.
 
     Args:
@@ -47,7 +47,7 @@ def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> Test
     return TestReport.of(f"{BESIDE}life of {name}", level, fact)
 
 
-def void(file: VerdictFile, why: str) -> list[Measured | Overruled]:
+def invalidate_measurements(file: VerdictFile, why: str) -> list[Measured | Overruled]:
     """Return the events that make all measurements INVALID, because several servers answered.
 
     Args:
@@ -64,7 +64,7 @@ def void(file: VerdictFile, why: str) -> list[Measured | Overruled]:
     return withdrawn
 
 
-def left_the_path(
+def path_changed(
     name: str, wrong: Sequence[Contradiction], log: Path | None, where: str
 ) -> TestReport:
     """Return the decision on a server whose kernel path changed after it was judged.
@@ -84,7 +84,7 @@ def left_the_path(
     return TestReport.of(f"{BESIDE}kernel path of {name}", "kernel", fact)
 
 
-def silent(
+def logged_errors(
     errors: Iterable[SilentError], source: str, phase: tuple[str, str], redact: Callable[[str], str]
 ) -> Iterator[TestReport]:
     """Yield a decision for each kind of logged error that killed no process.
@@ -114,15 +114,15 @@ def silent(
         yield TestReport.of(identity, level, *facts[:_SHOWN], verdict=verdict)
 
 
-def decide_silent(record: RunRecord, errors: Iterable[SilentError], source: str) -> None:
-    """Decide on errors that killed no process (`silent`).
+def decide_logged_errors(record: RunRecord, errors: Iterable[SilentError], source: str) -> None:
+    """Decide on errors that killed no process (`logged_errors`).
 
     Args:
         record: The record of the run.
         errors: The errors of a server's log, or of the kernel's.
         source: The log in words, such as "log of server-1".
     """
-    for decision in silent(errors, source, record.phase, record.redact):
+    for decision in logged_errors(errors, source, record.phase, record.redact):
         record.emit(Decided(decision))
 
 

@@ -12,7 +12,7 @@ from sm121.run.events import EngineShown
 from sm121.run.run import Run
 
 
-def take(run: Run, server: Server, *, mode: str) -> KernelProfile:
+def profile_decode_steps(run: Run, server: Server, *, mode: str) -> KernelProfile:
     """Profile some decode steps, and write the table and the kernels to the report directory.
 
     Args:

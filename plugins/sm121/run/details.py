@@ -110,7 +110,7 @@ def shortened(text: str) -> str:
     return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
 
 
-def write(details: Details, directory: Path) -> None:
+def write_details(details: Details, directory: Path) -> None:
     """Write details.json of a report directory.
 
     Args:
@@ -123,7 +123,7 @@ def write(details: Details, directory: Path) -> None:
     write_text(json.dumps(details.model_dump(mode="json")) + "\n", directory / NAME)
 
 
-def read(directory: Path) -> Details:
+def read_details(directory: Path) -> Details:
     """Read details.json of a report directory.
 
     Args:

@@ -43,7 +43,9 @@ class ReportDirectory:
     earlier: Path | None = None
 
 
-def take(directory: Path, share: str | None = None, *, resume: bool = False) -> ReportDirectory:
+def lock_directory(
+    directory: Path, share: str | None = None, *, resume: bool = False
+) -> ReportDirectory:
     """Lock the directory for this run, and move files of an earlier run to ``earlier/``.
 
     Args:

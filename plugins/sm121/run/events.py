@@ -384,7 +384,7 @@ def from_line(line: str) -> Stamped:
         raise ValueError(f"{first['msg']} at {where}") from error
 
 
-def read(path: Path) -> Stream:
+def read_events(path: Path) -> Stream:
     """Read a ``run.jsonl``. Its last line may be incomplete if the run was killed.
 
     Args:

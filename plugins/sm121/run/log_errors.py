@@ -38,4 +38,4 @@ class LogErrors:
                 self._readers[log] = beside.error_reader(server, log)
             errors = self._readers[log].read(log)
             if errors and not isinstance(life.state(), Dead):
-                beside.decide_silent(self.record, errors, name)
+                beside.decide_logged_errors(self.record, errors, name)

@@ -154,7 +154,7 @@ def _judge_served_again(whole: VerdictFile) -> list[ServedKernel]:
             backends["attention_decode"] = kernel.attention_decode
             break
     path = served.with_expected(whole.engine.path, serving.path_of(backends))
-    return served.judge(whole, path)
+    return served.list_tested_kernels(whole, path)
 
 
 def _worst_memory(memories: Sequence[MemoryReport]) -> MemoryReport | None:

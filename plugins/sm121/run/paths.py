@@ -125,7 +125,9 @@ class KernelPaths:
         configuration = server.configuration
         name = configuration.name if configuration is not None else self._profile.under_test
         required = self._profile.path_of(name)
-        return spanning.judge(server, nodes, required, self._counted, self.record.file.engine.model)
+        return spanning.judge_ranks_by_counters(
+            server, nodes, required, self._counted, self.record.file.engine.model
+        )
 
     def judge_again(self) -> None:
         """Judge again each path that was judged before, by the current content of the log."""
@@ -142,7 +144,7 @@ class KernelPaths:
                 continue
             known.update(wrong)
             self.record.emit(
-                Decided(beside.left_the_path(name, wrong, server.log, self.record.phase[1]))
+                Decided(beside.path_changed(name, wrong, server.log, self.record.phase[1]))
             )
 
     def judge_whole(self, *, unasked: bool) -> None:

@@ -50,7 +50,7 @@ def with_expected(path: KernelPath, expected: KernelPath) -> KernelPath:
     return path.model_copy(update=silent)
 
 
-def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
+def list_tested_kernels(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
     """Return each kernel of the path, and whether a test compared it with the oracle.
 
     Only a test with the same provider counts. A correct kernel of another provider is no evidence

@@ -245,11 +245,11 @@ class Servers:
             name = state.evidence.stem
         life.account()
         cause = self.crashes.after_crash(self, state, None)
-        decision = beside.unasked(name, state, cause, self.record.phase)
+        decision = beside.died_between_tests(name, state, cause, self.record.phase)
         self.record.emit(Decided(decision))
         if state.replaced:
             self.replaced = state.detail
-            for event in beside.void(self.record.file, state.detail):
+            for event in beside.invalidate_measurements(self.record.file, state.detail):
                 self.record.emit(event)
         elif not is_managed:
             self.record.emit(Distrusted(_CANNOT_RESTART))

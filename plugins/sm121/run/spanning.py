@@ -48,7 +48,7 @@ class Spanned:
         ]
 
 
-def look(
+def judge_ranks(
     server: Server, nodes: Nodes, required: KernelPathRequirement, counted: Transport | None = None
 ) -> Spanned:
     """Judge the ranks of a server by its logs.
@@ -86,7 +86,7 @@ def look(
     return judged
 
 
-def judge(
+def judge_ranks_by_counters(
     server: Server,
     nodes: Nodes,
     required: KernelPathRequirement,
@@ -105,11 +105,11 @@ def judge(
     Raises:
         OSError: A log cannot be read.
     """
-    judged = look(server, nodes, required, counted.get(server.log))
+    judged = judge_ranks(server, nodes, required, counted.get(server.log))
     if len(judged.carried) < len(judged.ranks) and server.log not in counted:
         config = roofline.read_config(model) or {}
         counted[server.log] = count_a_prompt(server, nodes, config)
-        judged = look(server, nodes, required, counted[server.log])
+        judged = judge_ranks(server, nodes, required, counted[server.log])
     return judged
 
 

@@ -405,20 +405,20 @@ def details_of(path: Path) -> Details:
             return _replayed(directory).details
         except UsageError:
             return Details()
-    return details.read(directory)
+    return details.read_details(directory)
 
 
 def _replayed(directory: Path) -> Fold:
     """Compute the state of a run from the events in its report directory."""
     try:
-        return fold.replay(events.read(directory / events.NAME).events)
+        return fold.replay(events.read_events(directory / events.NAME).events)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{directory}: expected the events of a run, got: {cause_of(error)}"
         ) from error
 
 
-def read(directory: Path) -> StoredRun:
+def read_run(directory: Path) -> StoredRun:
     """Read the run of a report directory.
 
     Args:

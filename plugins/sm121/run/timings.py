@@ -100,7 +100,7 @@ class Taken:
         return self.checks.get(check, self.rates.get(check))
 
 
-def read(folder: Path, target: Target) -> Taken:
+def read_durations(folder: Path, target: Target) -> Taken:
     """Read the most recent durations of a target's checks and starts.
 
     Args:
@@ -120,7 +120,7 @@ def read(folder: Path, target: Target) -> Taken:
     return Taken()
 
 
-def keep(folder: Path, target: Target, taken: Taken) -> None:
+def store_durations(folder: Path, target: Target, taken: Taken) -> None:
     """Write the durations of a run to the file; the durations of other targets remain.
 
     Args:
@@ -134,7 +134,7 @@ def keep(folder: Path, target: Target, taken: Taken) -> None:
     try:
         file = _read(folder / NAME)
     except ValueError:
-        file = _File()  # `read` has reported the error
+        file = _File()  # `read_durations` has reported the error
     kept = _Kept(
         machine=dict(target.machine), profile=target.profile, configuration=target.configuration
     )

@@ -13,7 +13,7 @@ from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.json_text import json_text
 from sm121.core.profile_fields import FULL, LEVELS
-from sm121.core.unmet import Fact, text
+from sm121.core.unmet import Fact, facts_text
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.engines.pool import StartReport
 from sm121.run.engine_report import EngineReport
@@ -110,7 +110,7 @@ class TestReport(Record):
             verdict: The verdict.
         """
         return cls(
-            id=identity, level=level, verdict=verdict, message=text(facts), unmet=list(facts)
+            id=identity, level=level, verdict=verdict, message=facts_text(facts), unmet=list(facts)
         )
 
     @property

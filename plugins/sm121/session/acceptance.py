@@ -236,7 +236,7 @@ def read_counters(endpoint: Endpoint) -> counters.Counters:
         answer = http.get("/metrics")
     if answer.status_code != httpx.codes.OK:
         raise Sm121Error(f"/metrics: expected status 200, got {answer.status_code}")
-    now = counters.read(answer.text)
+    now = counters.parse_counters(answer.text)
     if not now.values:
         raise Sm121Error("/metrics: expected the engine's counters, got none")
     return now

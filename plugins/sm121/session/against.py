@@ -74,7 +74,7 @@ class Comparison:
     worse: list[TestReport]
 
 
-def judge(
+def compare_with_trusted(
     run: VerdictFile,
     trusted: Trusted,
     profile: Profile,

@@ -46,7 +46,7 @@ def measure(asker: Asker, prompts: PromptSet, fork: float) -> GoldenComparison:
     bound = AgreementBound(max_abs=_ANY, mean_abs=_ANY, fork=fork, source="any difference")
     agreements = {}
     for prompt, one, other in zip(prompts.prompts, alone, batch, strict=True):
-        agreements[prompt.name] = agreement.judge(one, other, bound)
+        agreements[prompt.name] = agreement.compare_runs(one, other, bound)
     return GoldenComparison(agreements, ())
 
 

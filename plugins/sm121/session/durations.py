@@ -136,7 +136,7 @@ def load() -> Durations:
     return data_file.load("durations.toml", Durations)
 
 
-def of(profile: Profile) -> ProfileBounds | None:
+def shipped_durations(profile: Profile) -> ProfileBounds | None:
     """Return the durations that the suite ships for a profile, or for the profile that it extends.
 
     Args:

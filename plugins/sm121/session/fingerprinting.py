@@ -48,7 +48,9 @@ def sources(record: EnvironmentRecord) -> dict[str, str]:
     return found
 
 
-def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
+def fingerprint_of(
+    session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
+) -> Fingerprint:
     """Return the fingerprint of a run: its settings, its build and its machine.
 
     Args:
@@ -71,7 +73,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         environment = _shown_environment(session, variables)
     name_and_version = [run.record.file.engine.name, run.record.file.engine.version]
     return Fingerprint(
-        profile=digest.of(chosen.model_dump(mode="json")),
+        profile=digest.of_value(chosen.model_dump(mode="json")),
         profile_shipped=is_shipped(chosen, run.target.engine),
         extends=chosen.extends,
         plan=settings.plan,
@@ -97,13 +99,13 @@ def _axes(settings: Settings, chosen: profile.Profile) -> str | None:
     if chosen.matrix is None:
         return None
     loaded = axes.load(settings.measuring.axes or chosen.matrix.axes)
-    return digest.of(loaded.model_dump(mode="json"))
+    return digest.of_value(loaded.model_dump(mode="json"))
 
 
 def _waivers(settings: Settings) -> str | None:
     if not settings.judging.waivers:
         return None
-    return digest.of([waiver.model_dump(mode="json") for waiver in settings.judging.waivers])
+    return digest.of_value([waiver.model_dump(mode="json") for waiver in settings.judging.waivers])
 
 
 def _shown_environment(session: Session, variables: Mapping[str, str]) -> dict[str, str]:
@@ -160,4 +162,4 @@ def _suite() -> str:
     data = Path(str(files("sm121.fixtures")))
     code = [*package.rglob("*.py"), *package.rglob("*.j2")]
     tables = [*data.rglob("*.toml"), *data.rglob("exams/*.jsonl")]
-    return digest.of([digest.of_files(package, code), digest.of_files(data, tables)])
+    return digest.of_value([digest.of_files(package, code), digest.of_files(data, tables)])

@@ -108,7 +108,7 @@ def total(expected: Iterable[Expected]) -> TimeRange | None:
     return whole
 
 
-def of(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Forecast:
+def forecast_run(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Forecast:
     """Forecast a run.
 
     Args:
@@ -120,7 +120,7 @@ def of(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Fo
     Returns:
         The forecast. A check that cannot run takes no time.
     """
-    bounds = durations.of(profile)
+    bounds = durations.shipped_durations(profile)
     levels: Mapping[str, LevelBounds] = {}
     if bounds is not None:
         levels = bounds.plans.get(plan, bounds.plans[FULL]).levels  # type: ignore[assignment]

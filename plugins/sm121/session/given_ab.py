@@ -23,7 +23,7 @@ class GivenAb:
     hypothesis: Hypothesis | None = None
 
 
-def read(option: Option, started_in: Path) -> GivenAb | None:
+def read_options(option: Option, started_in: Path) -> GivenAb | None:
     """Read the options.
 
     Args:

@@ -25,7 +25,7 @@ class GivenAnswers:
     scores: Path | None = None
 
 
-def read(option: Option) -> GivenAnswers:
+def read_options(option: Option) -> GivenAnswers:
     """Read the options.
 
     Args:

@@ -32,7 +32,7 @@ class GivenServer:
     node_logs: tuple[Path, ...] = ()
 
 
-def read(
+def read_options(
     option: Option, url: str | None, sides: tuple[Side, Side] | None, profile: Profile | None
 ) -> GivenServer | None:
     """Read the options.

@@ -49,7 +49,7 @@ class GivenEngine:
     image_id: str | None = None
 
 
-def read(
+def read_options(
     option: Option, chosen: Profile | None, base_url: str | None, marked: Sequence[str] = ()
 ) -> GivenEngine:
     """Read the options.
@@ -98,7 +98,7 @@ def started(
     arch_name = given_target.arch(option)
     name: str | None = option("--engine")
     if name and attached:
-        capabilities.of(name, None)  # refuses an unknown engine
+        capabilities.capabilities_of(name, None)  # refuses an unknown engine
         if chosen is not None or not _has_profile(arch_name, name, marked):
             name = None
     if not name:

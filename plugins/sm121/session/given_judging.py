@@ -21,7 +21,7 @@ class GivenJudging:
     certify: bool = False
 
 
-def read(option: Option, started_in: Path) -> GivenJudging:
+def read_options(option: Option, started_in: Path) -> GivenJudging:
     """Read the options.
 
     Args:

@@ -16,7 +16,7 @@ class GivenKernels:
     trace: str = "auto"
 
 
-def read(option: Option) -> GivenKernels:
+def read_options(option: Option) -> GivenKernels:
     """Read the options.
 
     Args:

@@ -24,7 +24,7 @@ class GivenMeasuring:
     axes: str | None = None
 
 
-def read(
+def read_options(
     option: Option, expected: Profile, judging: GivenJudging, *, names_tests: bool
 ) -> GivenMeasuring:
     """Read the options.
@@ -43,7 +43,7 @@ def read(
     return GivenMeasuring(
         planned=plan_choice.of_options(option, expected, trusted=trusted, names_tests=names_tests),
         sizes=_sizes(option),
-        replaced=given_sizes.read(option),
+        replaced=given_sizes.read_options(option),
         percentiles=option("--percentiles") or judging.certify,
         axes=option("--matrix-axes"),
     )

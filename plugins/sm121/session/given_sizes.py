@@ -83,7 +83,7 @@ class GivenSizes:
         return lines
 
 
-def read(option: Option) -> GivenSizes:
+def read_options(option: Option) -> GivenSizes:
     """Read the options.
 
     Args:

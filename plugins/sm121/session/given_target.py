@@ -25,7 +25,7 @@ class GivenTarget:
     served_name: str | None = None
 
 
-def read(option: Option, marked: tuple[str, ...], base_url: str | None) -> GivenTarget:
+def read_options(option: Option, marked: tuple[str, ...], base_url: str | None) -> GivenTarget:
     """Read the options.
 
     Args:

@@ -103,7 +103,7 @@ def run(request: Request, say: Say) -> list[Path]:
 
 def _draft(request: Request, server: Server, can: Capabilities, arch: str, say: Say) -> Draft:
     """Ask the server for everything that the profile needs."""
-    facts = served_facts.read(server, can, request.model)
+    facts = served_facts.read_facts(server, can, request.model)
     limit = min(_ANSWER_TOKENS, (facts.context or 4096) // _SHARE)
     examiner = Examiner(server.endpoint, limit, can.file.reasoning_field, say)
     known = examiner.examine()

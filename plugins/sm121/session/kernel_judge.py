@@ -103,6 +103,6 @@ class KernelJudge:
             line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
             run.record.remark(line, at_once=False)
         if faults and not run.record.file.crashes:
-            beside.decide_silent(
+            beside.decide_logged_errors(
                 run.record, silent_errors.of_the_kernel(faults), f"messages of the kernel{of}"
             )

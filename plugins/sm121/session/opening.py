@@ -264,8 +264,8 @@ def _take_directory(
     worker = settings.worker
     run_id = uuid.uuid4().hex[:12]
     if worker is None:
-        return settings, run_id, report_directory.take(settings.report_dir, resume=resume)
-    directory = report_directory.take(settings.report_dir, worker.run)
+        return settings, run_id, report_directory.lock_directory(settings.report_dir, resume=resume)
+    directory = report_directory.lock_directory(settings.report_dir, worker.run)
     folder = directory.path / stored_run.WORKERS / worker.id
     folder.mkdir(parents=True)
     # The folder belongs to this worker only.
@@ -314,9 +314,9 @@ def _prepare_engine(session: Session) -> None:
             python,
             arguments=arguments,
             environment=variables,
-            workload=workload.of(settings, profile, tokenizer=tokenizer),
+            workload=workload.describe_workload(settings, profile, tokenizer=tokenizer),
         )
-        fingerprint = fingerprinting.of(session, record, variables)
+        fingerprint = fingerprinting.fingerprint_of(session, record, variables)
         return EnvironmentRead(record.model_dump(mode="json"), fingerprint)
 
     session.record_environment(read)
@@ -397,9 +397,9 @@ def _look_at_nodes(
         return {}
     if under_test.span.launcher == "ray":
         ranks = profile.nodes.tensor_parallel // profile.nodes.count
-        looked_at = ray_cluster.look(under_test, arch=profile.arch, ranks=ranks)
+        looked_at = ray_cluster.check_cluster(under_test, arch=profile.arch, ranks=ranks)
     else:
-        looked_at = nodes.look(under_test)
+        looked_at = nodes.check_nodes(under_test)
     node_facts = {}
     for found in looked_at:
         node_facts[found.node] = found.facts

@@ -231,14 +231,14 @@ class _Reading:
             "engine": known,
             "version": path.log.version,
             "identity": builds.identity(path.log.version, build=path.log.build),
-            "serving": serving_lines.read(log, engine),
+            "serving": serving_lines.read_serving_state(log, engine),
             "compiled": serving_lines.compiled(log, engine),
             "missing": path_outlook.missing(path),
         }
 
     def _read_jit_caches(self, folders: list[Path]) -> None:
         gpu = CodeArchitecture.parse(self.request.gpu).number
-        modules = jit_cache.read(folders, gpu)
+        modules = jit_cache.read_modules(folders, gpu)
         self.path.evidence.update(jit_cache.evidence(modules))
         self.answer["jit_cache"] = [module.model_dump(mode="json") for module in modules]
 

@@ -76,9 +76,11 @@ def run(request: Request) -> EnvironmentRecord:
         python,
         arguments=configuration.arguments,
         environment=variables,
-        workload=workload.of(settings, chosen, tokenizer=workload.tokenizer_of(configuration)),
+        workload=workload.describe_workload(
+            settings, chosen, tokenizer=workload.tokenizer_of(configuration)
+        ),
     )
-    config = flashinfer_config.read(python, variables)
+    config = flashinfer_config.run_show_config(python, variables)
     record.engine_packages.flashinfer_config = config.text
     if config.problem:
         record.unknown[show_config.NAME] = config.problem

@@ -386,7 +386,7 @@ class _Player:
             return Verdict.NOT_RUN, f"{Verdict.NOT_RUN}: no verdict (exit status {status}): {why}"
         if not run.finished:
             return Verdict.NOT_RUN, f"{Verdict.NOT_RUN}: the run did not end (exit status {status})"
-        return run.verdict, str(headline.of(run))
+        return run.verdict, str(headline.headline_of(run))
 
 
 @contextlib.contextmanager

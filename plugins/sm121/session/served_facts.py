@@ -83,7 +83,7 @@ class ServedFacts:
         return least or size
 
 
-def read(server: Server, can: Capabilities, model: str | None = None) -> ServedFacts:
+def read_facts(server: Server, can: Capabilities, model: str | None = None) -> ServedFacts:
     """Read everything that a server shows: its pages, its answers, its log and its checkpoint.
 
     Args:

@@ -209,7 +209,7 @@ class Session:
         self._judge_what_was_started()
         run.paths.judge_whole(unasked=self.settings.judging.certify)
         if run.target.profile is not None:
-            kernels = served.judge(run.record.file, run.paths.to_judge())
+            kernels = served.list_tested_kernels(run.record.file, run.paths.to_judge())
             run.record.emit(events.EngineShown.of(run.record.file.engine, served=kernels))
         if run.servers.kept_log is not None:
             run.servers.kept_log.close(run.record.secrets)
@@ -270,7 +270,7 @@ class Session:
         now = measured.of_this_run(self.recorder)
         assert trusted is not None
         metrics = now.metrics if now is not None else {}
-        return against.judge(
+        return against.compare_with_trusted(
             self.run.record.file, trusted, self.run.profile, metrics, self.selected.asks_for
         )
 

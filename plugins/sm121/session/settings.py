@@ -100,7 +100,7 @@ class Settings:
         return [name for name in gates if metric_name.depth_of(name) in missing]
 
 
-def read(
+def read_settings(
     option: Option, started_in: Path, *, names_tests: bool = False, marked: tuple[str, ...] = ()
 ) -> Settings:
     """Read the settings from a command line.
@@ -117,22 +117,22 @@ def read(
     Raises:
         UsageError: An option is wrong, or contradicts another one.
     """
-    ab = given_ab.read(option, started_in)
+    ab = given_ab.read_options(option, started_in)
     sides = ab.sides if ab is not None else None
     url = given_attached.url_of(option, sides)
-    target = given_target.read(option, marked, url)
-    engine = given_engine.read(option, target.profile, url, marked)
-    attached = given_attached.read(option, url, sides, target.profile)
-    judging = given_judging.read(option, started_in)
+    target = given_target.read_options(option, marked, url)
+    engine = given_engine.read_options(option, target.profile, url, marked)
+    attached = given_attached.read_options(option, url, sides, target.profile)
+    judging = given_judging.read_options(option, started_in)
     expected = profile.expected(target.profile, target.arch, engine.name, marked)
     return Settings(
         target=target,
         engine=engine,
         attached=attached,
-        kernels=given_kernels.read(option),
-        measuring=given_measuring.read(option, expected, judging, names_tests=names_tests),
+        kernels=given_kernels.read_options(option),
+        measuring=given_measuring.read_options(option, expected, judging, names_tests=names_tests),
         ab=ab,
-        answers=given_answers.read(option),
+        answers=given_answers.read_options(option),
         judging=judging,
         report_dir=(started_in / option("--report-dir")).resolve(),
     )

@@ -28,7 +28,7 @@ def note_later(run: RunRecord, python: str, environment: Mapping[str, str]) -> t
     _note(run, FlashInferConfig(problem="flashinfer show-config: the run ended before its answer"))
 
     def read() -> None:
-        config = flashinfer_config.read(python, environment)
+        config = flashinfer_config.run_show_config(python, environment)
         with contextlib.suppress(OSError):  # the report directory is gone
             _note(run, config)
 

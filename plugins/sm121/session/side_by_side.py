@@ -117,7 +117,7 @@ def run(
         if _written(report) in (None, before):
             raise UsageError(f"{one.name}: this run has written no {report / 'verdict.json'}")
         statuses.append(status)
-        sources.append(comparison.read(report))
+        sources.append(comparison.read_results(report))
     return comparison.distinct(sources), min(statuses, key=_VERDICTS.index)
 
 

@@ -120,7 +120,7 @@ def load(named: str, storage: Path) -> Trusted:
         raise UsageError(f"--against {named}: {error}") from error
     comparable = [run for run in earlier if _is_comparable(run.file, newest.file)]
     content = (folders[-1] / verdict_file.NAME).read_text("utf-8")
-    return Trusted((*comparable, newest), digest.of([content]))
+    return Trusted((*comparable, newest), digest.of_value([content]))
 
 
 def _is_comparable(earlier: VerdictFile, newest: VerdictFile) -> bool:
@@ -130,7 +130,7 @@ def _is_comparable(earlier: VerdictFile, newest: VerdictFile) -> bool:
 
 
 def _read(folder: Path) -> StoredRun:
-    run = stored_run.read(folder)
+    run = stored_run.read_run(folder)
     if run.unfit:
         raise UsageError(f"{folder}: expected a run that can be trusted: {run.unfit[0]}")
     return run.baseline

@@ -9,7 +9,9 @@ from sm121.core.profile_fields import FULL
 from sm121.session.settings import Settings
 
 
-def of(settings: Settings, profile: Profile, *, tokenizer: str | None) -> dict[str, Any]:
+def describe_workload(
+    settings: Settings, profile: Profile, *, tokenizer: str | None
+) -> dict[str, Any]:
     """Return the sizes and the sampling of the requests that time a decode.
 
     The plan is included unless it is full, because other plans leave out some metrics.
@@ -44,5 +46,5 @@ def tokenizer_of(configuration: ServerConfiguration) -> str:
     Args:
         configuration: The configuration of the server.
     """
-    options = engine_arguments.read(configuration.given)
+    options = engine_arguments.parse_options(configuration.given)
     return options.get("tokenizer") or configuration.model

@@ -90,7 +90,7 @@ class Afterwards:
             aftermath.not_idle(self._server.endpoint),
             aftermath.zombies(self._run.servers.processes),
         ]
-        had_counters = counters.read(self._timeline.metrics or "").values
+        had_counters = counters.parse_counters(self._timeline.metrics or "").values
         if had_counters and not self._has_counters():
             checked.append(Fault("not_idle", "expected /metrics as before the load, got none"))
         faults = [fault for fault in checked if fault is not None]
@@ -163,7 +163,7 @@ class Afterwards:
         Raises:
             OSError: The file cannot be written.
         """
-        memory.keep(self._run.record, self._timeline, self._growths)
+        memory.write_memory(self._run.record, self._timeline, self._growths)
 
     def _is_on_cpu(self) -> bool:
         return self._run.target.arch == architecture.CPU

@@ -120,7 +120,7 @@ def chunk_tokens(server: Server) -> int:
         OSError: The log cannot be read.
     """
     arguments = server.configuration.arguments if server.configuration is not None else ()
-    value = engine_arguments.read(arguments).get("max_num_batched_tokens", "")
+    value = engine_arguments.parse_options(arguments).get("max_num_batched_tokens", "")
     if value.isdecimal():
         return int(value)
     if server.log is not None:

@@ -291,7 +291,7 @@ def _compare_tokens(
     if different is None:
         return None
     if bound.fork > 0 and answer.positions is not None and alone.positions is not None:
-        judgement = agreement.judge(answer.positions, alone.positions, bound)
+        judgement = agreement.compare_runs(answer.positions, alone.positions, bound)
         if judgement.disagreement is None:
             return None
         different = judgement.disagreement

@@ -46,7 +46,7 @@ class MemoryFile(Record):
 
 @dataclass(frozen=True)
 class _Limits:
-    """The allowed growth of a quantity (see `growth.judge`)."""
+    """The allowed growth of a quantity (see `growth.judge_growth`)."""
 
     #: The minimum of the limit over the steady part, which is a fraction of the quantity.
     least: float
@@ -98,7 +98,7 @@ def judged(
             continue
         allowed = of_handles if name == HANDLES else of_bytes
         share = limits.memory_growth_fraction.value * statistics.median(numbers)
-        growing = growth.judge(
+        growing = growth.judge_growth(
             name,
             completed,
             values,
@@ -127,7 +127,7 @@ def _series(samples: Sequence[Sample], machine_bytes: int | None) -> dict[str, l
     return series
 
 
-def keep(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
+def write_memory(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
     """Write memory.json, and a summary to verdict.json.
 
     Args:
