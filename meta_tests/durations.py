@@ -31,7 +31,7 @@ LONGEST = (
     "unit/run/test_timings.py",
     "unit/engines/test_nodes.py",
     "faults/test_kernel_mutants.py",
-    "unit/answers/test_promised.py",
+    "unit/answers/test_expected_samples.py",
     "unit/report/test_page_browser.py",
     "unit/kernels/test_flashinfer_sinks.py",
     "unit/matrix/test_level_shards.py",

@@ -106,7 +106,7 @@ def blocks(bytes_per_block: int) -> st.SearchStrategy[tuple[int, int, bytes]]:
 @pytest.mark.kernel_cases("mxfp4_dequantisation")
 def test_mxfp4_decodes_exactly(kernels, case):
     """Each byte with each scale decodes to the exact value. With scale 0xFF, the block is NaN."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @PROPERTY
@@ -115,20 +115,20 @@ def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
     """Random bytes in random shapes decode to the exact values."""
     rows, count, data = drawn
     case = BytesCase("bytes", codec="mxfp4-decode", rows=rows, blocks=count, data=data)
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("mxfp4_quantisation")
 def test_mxfp4_encodes_by_its_rule(kernels, case):
     """All scales follow the declared rule, or any single rule if none is declared. Each element is
     rounded to the nearest value."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("mxfp8_quantisation")
 def test_mxfp8_encodes_by_its_rule(kernels, case):
     """Scales and elements follow the rules of MXFP4, with elements in E4M3."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.parametrize("codec", ["mxfp4", "mxfp8"])
@@ -139,93 +139,93 @@ def test_any_finite_values_are_encoded_by_the_rule(kernels, codec, drawn):
     ones."""
     rows, count, data = drawn
     case = BytesCase("values", codec=codec, rows=rows, blocks=count, data=data)
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("routing")
 def test_routing_takes_top_k_then_softmax(kernels, case):
     """Routing takes the k largest of 128 logits, then the softmax over them. Ties may be broken
     either way."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("moe_token_counts")
 def test_moe_at_every_token_count(kernels, case):
     """The MoE is right for 0 to 16 tokens, and around the tile edges 32, 128 and 320."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("moe_routing")
 def test_moe_under_every_routing(kernels, case):
     """The MoE is right if all tokens go to one expert. The weights of unused experts are NaN and
     must not be read."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("moe_block_scales")
 def test_moe_reads_every_block_scale(kernels, case):
     """The MoE reads each block scale. Each token uses one block of 32 of one expert, so that a sum
     cannot hide a wrong scale."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("moe_activation")
 def test_moe_activation_is_the_clamped_swiglu(kernels, case):
     """The activation is the clamped SwiGLU beyond its limit and near zero, with and without biases,
     and on strided inputs."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("moe_ranges")
 def test_moe_in_the_ranges_of_its_format(kernels, case):
     """Activations beyond E4M3's range saturate if all scales are one. Subnormal activations and
     sums lose nothing, and alpha is exact."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("mxfp4_linear")
 def test_mxfp4_linear(kernels, case):
     """Dense layers with MXFP4 weights (qkv, o, lm_head) are right for 1, 2, 16 and 128 tokens."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("prefill")
 def test_prefill_attention(kernels, case):
     """Prefill of ragged batches is right with and without the window of 128, also with an empty
     sequence."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("prefill_sinks")
 def test_prefill_attention_sinks(kernels, case):
     """Prefill is right without sinks, with sinks near 0 and 1, and with both in one batch."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("prefill_fp8")
 def test_prefill_attention_of_an_fp8_cache(kernels, case):
     """Prefill writes keys and values as saturated E4M3 with scale one, and is right with window and
     sinks."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("decode_fp8")
 def test_decode_attention_of_an_fp8_cache(kernels, case):
     """Decode is right with the FP8 cache that prefill has written."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("decode")
 def test_decode_attention(kernels, case):
     """Decode is right for lengths at the edges of pages and of the window. Values after the last
     token are ignored."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.kernel_cases("decode_sinks")
 def test_decode_attention_sinks(kernels, case):
     """Decode is right with the sinks of the prefill tests."""
-    require_none(kernels.wrong(case))
+    require_none(kernels.faults(case))
 
 
 @pytest.mark.applies_to("gpu")
@@ -233,7 +233,7 @@ def test_decode_attention_sinks(kernels, case):
 def test_cuda_graph_replay_equals_eager(kernels, case):
     """A replayed CUDA graph uses its current inputs, not those of the capture, and writes the whole
     output."""
-    require_none(kernels.wrong_replayed(case))
+    require_none(kernels.faults_of_replay(case))
 
 
 @pytest.mark.applies_to("gpu")
@@ -243,7 +243,7 @@ def test_cuda_graph_replay_equals_eager(kernels, case):
 def test_every_autotune_tactic(kernels, case):
     """Each tactic of the autotuner is right. Each runs in its own process, so that a crash or a
     hang names its tactic."""
-    require_none(kernels.wrong_with_a_tactic(case))
+    require_none(kernels.faults_of_tactics(case))
 
 
 # ------------------------------------------------------------------------------------- Benchmarks

@@ -18,7 +18,7 @@ from flashinfer import BatchAttentionWithAttentionSinkWrapper as Sinks
 
 from sm121.kernels import flashinfer_sinks
 
-HEADS = flashinfer_sinks.Sizes(query_heads=64, kv_heads=8, head=64)
+HEADS = flashinfer_sinks.LayerSizes(query_heads=64, kv_heads=8, head=64)
 
 
 class Built(Exception):
@@ -46,7 +46,7 @@ def build(cache: torch.dtype, how: str) -> None:
         get_xqa_module(torch.bfloat16, cache, 16, 64, 8, True, torch.bfloat16, 1)
     elif how == "suite":
         batch = flashinfer_sinks.Batch(empty, empty, empty, empty, 32)
-        kernel = flashinfer_sinks.Kernel("NHD", torch.bfloat16, cache, None, HEADS)
+        kernel = flashinfer_sinks.SinkKernel("NHD", torch.bfloat16, cache, None, HEADS)
         kernel.planned(Sinks, nothing, batch)
     else:
         kinds = {"q_data_type": torch.bfloat16, "kv_data_type": cache}

@@ -16,7 +16,7 @@ from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
-from sm121.machine.timeline import Sample
+from sm121.machine.timeline import TimelineSample
 from sm121.matrix.feature_matrix import FailingSetReport, MatrixFile
 from sm121.measure.growth import Growth
 from sm121.regression import metric_levels
@@ -244,7 +244,9 @@ def _memory(label: str) -> MemoryFile:
         fields |= {"rss_bytes": resident, "pss_bytes": resident}
         fields["available_bytes"] = int((118 - level) * 2**30)
         fields["cache_usage"] = None if starting else 0.3 + 0.2 * math.sin(second / 40)
-        samples.append(Sample(**fields, running=0.0 if starting else 8.0, **_DATA["sample"]))
+        samples.append(
+            TimelineSample(**fields, running=0.0 if starting else 8.0, **_DATA["sample"])
+        )
     reason = f"+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 {label}; allowed +346 MiB in all"
     growth = Growth(**_DATA["growth"], verdict=Verdict.PASS, reason=reason)
     return MemoryFile(every_s=5.0, device_memory="MemAvailable", samples=samples, growth=[growth])

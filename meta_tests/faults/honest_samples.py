@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import get_args
 
 from meta_tests.faults.model_faults import PROFILE, ROOT, SabotagedServer
-from meta_tests.unit.answers import test_promised as test_samples
+from meta_tests.unit.answers import test_expected_samples as test_samples
 from sm121.answers import prompts
 from sm121.api import client, sampled, sampling
 from sm121.api.speculation import Speculation

@@ -78,7 +78,7 @@ class Gate:
         self.called.append(metric)
         if metric in self._run.judged:
             self.has_samples = samples is not None
-            _raise_what_fell(self._run.judged[metric], _RERUN)
+            _raise_failures(self._run.judged[metric], _RERUN)
             return
         higher = self._direction(metric, minimum, maximum, better)
         if not _is_number(worse_by) or not 0.0 < worse_by < 1.0:
@@ -103,7 +103,7 @@ class Gate:
             self._benchmark.extra_info[KEY] = entry
         else:
             storing.store(self._run.config, entry, rounds.values)
-        _raise_what_fell(judged)
+        _raise_failures(judged)
 
     def _judge(
         self,
@@ -219,7 +219,7 @@ class Gate:
         return list(stats.stats.data)
 
 
-def _raise_what_fell(judged: Judged, note: str = "") -> None:
+def _raise_failures(judged: Judged, note: str = "") -> None:
     """Fail the test if a metric did not pass. ``note`` is appended to the evidence."""
     __tracebackhide__ = True
     facts = judged.facts

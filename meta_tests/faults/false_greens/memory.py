@@ -33,7 +33,7 @@ def _load(
     samples = []
     for second in range(60):
         leaked = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
-        samples.append(timeline.Sample(
+        samples.append(timeline.TimelineSample(
             at_s=float(second), completed=per_s * second, processes=1, rss_bytes=2 * _GIB,
             pss_bytes=2 * _GIB + (0 if device else leaked), handles=50,
             device_bytes=None if device else 8 * _GIB, available_bytes=100 * _GIB - leaked,

@@ -15,7 +15,7 @@ from meta_tests.fakes.scripted_sampler import Json, sampling
 from meta_tests.faults.false_greens import Case, Kit, Outcome
 from meta_tests.faults.test_measuring_traps import opened
 from meta_tests.two_steps import in_two_steps
-from sm121.answers import equivalence, promised, prompts
+from sm121.answers import equivalence, expected_samples, prompts
 from sm121.api import client, sampled
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker, Request
@@ -148,7 +148,7 @@ def accepted(_kit: Kit, *shares: float) -> Outcome:
 
 
 @in_two_steps
-def samples(_kit: Kit, cut: promised.Cut | bool, share: float) -> Outcome:
+def samples(_kit: Kit, cut: expected_samples.Cut | bool, share: float) -> Outcome:
     """A server that omits the log-probabilities of some sampled answers. `cut`: the number of the
     request, or False."""
     chance = random.Random(3)

@@ -18,7 +18,7 @@ from sm121.answers import (
     oracle_texts,
 )
 from sm121.answers.log_probabilities import generation_beyond
-from sm121.answers.oracle_file import OracleFile, Place, Scored
+from sm121.answers.oracle_file import OracleFile, OraclePosition, Scored
 from sm121.answers.oracle_texts import ExamText
 from sm121.answers.oracle_tolerance import OracleReference, computed_tolerance
 from sm121.client.completion_json import Completion, Position
@@ -196,7 +196,10 @@ def test_the_command_refuses_what_is_not_there(arguments, checkpoint, tmp_path, 
 # ------------------------------------------------------------------ Comparisons with the file
 
 TOLERANCE = LogProbabilityTolerance(max_abs=0.4, mean_abs=0.1, likely_max_abs=0.1, source="a test")
-PLACES = [Place(ids=[7, 9], values=[-0.3, -1.5]), Place(ids=[8, 7], values=[-0.1, -3])]
+PLACES = [
+    OraclePosition(ids=[7, 9], values=[-0.3, -1.5]),
+    OraclePosition(ids=[8, 7], values=[-0.1, -3]),
+]
 FIELDS = {"tokens": 3, "following": [-1.0, -2.0], "places": []}
 RIGHT = Scored(**FIELDS, generated=[7, 8], generated_places=PLACES)
 
@@ -237,7 +240,10 @@ def test_a_generated_answer_is_held_to_the_oracles_own(positions, wrong, judged)
 
 
 def test_nothing_is_judged_behind_another_token_as_likely():
-    likely = [Place(ids=[7, 9], values=[-0.7, -0.8]), Place(ids=[8, 7], values=[-0.1, -3])]
+    likely = [
+        OraclePosition(ids=[7, 9], values=[-0.7, -0.8]),
+        OraclePosition(ids=[8, 7], values=[-0.1, -3]),
+    ]
     right = RIGHT.model_copy(update={"generated_places": likely})
     answered = [position(9, -0.8), position(3, -0.1)]
     assert generation_beyond(TOLERANCE, right, [9, 3], answered) == ([], 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meta_tests.fakes.api_answers import COMPLETION, answer, replying
-from sm121.answers.promised import Split
+from sm121.answers.expected_samples import Split
 from sm121.api import cases, logprobs, responses, streaming
 from sm121.api.sample_comparison import compare_samples
 from sm121.api.stream import Stream

@@ -24,7 +24,7 @@ from sm121.engines import ports, ray_cluster
 from sm121.engines.managed import ManagedServer
 from sm121.engines.pool import ServerPool
 from sm121.engines.python_engine import IN_ENGINE
-from sm121.engines.ray_cluster import RayPlaces
+from sm121.engines.ray_cluster import RayNodes
 from sm121.engines.starting import StartLimits
 from sm121.run.paths import KernelPaths
 from sm121.session import target
@@ -208,9 +208,9 @@ def test_no_cluster_is_one_line():
 
 
 @pytest.fixture
-def places(monkeypatch) -> RayPlaces:
+def places(monkeypatch) -> RayNodes:
     """Return the nodes of a running server."""
-    made = RayPlaces(CONFIGURATION)
+    made = RayNodes(CONFIGURATION)
     for number, entry in enumerate(CLUSTER["nodes"]):
         made.nodes += (ray_cluster.Node(number, entry["name"]),)
     monkeypatch.setattr(ray_cluster, "_REMOVED_WITHIN_S", 0.3)

@@ -17,7 +17,7 @@ from sm121.compilation import jit
 from sm121.core import package_probe, profile
 from sm121.core.engine_settings import Needs
 from sm121.engines import registry
-from sm121.engines.warm import Warmth
+from sm121.engines.warm import RequiredModules
 
 SPARK = "sm121-gpt-oss-120b"
 VERSION = package_probe.find_packages(["flashinfer"])["flashinfer"][1]
@@ -244,7 +244,7 @@ def test_the_configuration_under_test_is_warm_where_two_share_a_name(monkeypatch
         "of",
         lambda *_arguments: jit.FlashInferModules(version, Path("/nowhere")),
     )
-    names = {m.name for m in Warmth.of(profile.load(SPARK), sys.executable, {},
+    names = {m.name for m in RequiredModules.of(profile.load(SPARK), sys.executable, {},
                                        configuration="linear-fp8").needed}  # fmt: skip
     assert names >= SINKS_FP8
     assert ("attention_sink_window" in names) is both
@@ -347,7 +347,7 @@ def test_baseline_alone_needs_no_experts(machine):
     chosen = profile.load(SPARK)
     for name in ("stock", "marlin"):
         judged = chosen.judging(name)
-        names = {module.name for module in Warmth.of(judged, sys.executable, {}).needed}
+        names = {module.name for module in RequiredModules.of(judged, sys.executable, {}).needed}
         assert names and "experts" not in names
 
 

@@ -90,7 +90,7 @@ def test_a_downgrade_of_graphs_for_drafts_is_a_fallback() -> None:
 # Which provider tests it
 
 
-def judging(path: KernelPath, operation: str, arch: str = "sm121") -> serving.Choice:
+def judging(path: KernelPath, operation: str, arch: str = "sm121") -> serving.ProviderChoice:
     (choice,) = serving.choices("vllm", arch, path, operation)
     return choice
 
@@ -122,7 +122,7 @@ def test_an_unknown_kernel_for_decode_is_not_run(kernel: str | None, operation: 
     kernels = Kernels({operation: choice}, lambda _name: pytest.fail("must not be started"))
     (case,) = cases.GROUPS["decode_fp8" if operation.endswith("fp8") else "decode"][:1]
     with pytest.raises(NotRun, match="nothing shows a known one of them; --kernel-provider"):
-        kernels.wrong(case)
+        kernels.faults(case)
     assert judging(path, operation.replace("decode", "prefill")).provider == "flashinfer"
 
 

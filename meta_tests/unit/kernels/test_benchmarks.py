@@ -21,7 +21,7 @@ from sm121.core.unmet import Fact, facts_text
 from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import benchmarks, cases, checks, child, problems
 from sm121.kernels.protocol import Operation
-from sm121.kernels.serving import Choice
+from sm121.kernels.serving import ProviderChoice
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.kernels.under_test import Kernels
 from sm121.machine.stream_bandwidth import Bandwidth
@@ -275,7 +275,7 @@ def test_operations_not_declared_capturable_are_not_run():
 
 
 def kernels_of(provider: str) -> Kernels:
-    choice = Choice(None, provider=f"meta_tests.fakes.kernel_providers:{provider}")
+    choice = ProviderChoice(None, provider=f"meta_tests.fakes.kernel_providers:{provider}")
     process = child.of_this_process()
     return Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: process)
 
@@ -299,17 +299,17 @@ class ScriptedChild:
             case "wrong":
                 return [{"required": "at most 0.01", "observed": "0.5", "about": "fused_moe"}]
             case "crash":
-                raise child.Ended(Fact("a result", "the process ended with SIGABRT: "))
+                raise child.ProcessEnded(Fact("a result", "the process ended with SIGABRT: "))
             case "hang":
-                raise child.Ended(Fact(f"an end within {within_s:g} s"))
+                raise child.ProcessEnded(Fact(f"an end within {within_s:g} s"))
         return []
 
 
 def test_a_tactic_that_is_wrong_crashes_or_hangs_does_not_hide_the_others():
     scripted = ScriptedChild()
-    choice = Choice(None, provider="scripted")
+    choice = ProviderChoice(None, provider="scripted")
     kernels = Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: scripted)
-    facts = kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30)
+    facts = kernels.faults_of_tactics(cases.GROUPS["tactics"][0], limit_s=30)
     assert [str(fact).partition(":")[0] for fact in facts] == [
         "tactic wrong", "tactic crash", "tactic hang",
     ]  # fmt: skip
@@ -324,7 +324,7 @@ def test_a_tactic_that_is_wrong_crashes_or_hangs_does_not_hide_the_others():
 @pytest.mark.slow("a child for each tactic, and one hangs for half a minute")
 def test_each_tactic_is_judged_in_a_process_of_its_own():
     kernels = kernels_of("tuned")
-    wrong = facts_text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
+    wrong = facts_text(kernels.faults_of_tactics(cases.GROUPS["tactics"][0], limit_s=30))
     assert "tactic right" not in wrong
     assert "tactic wrong: fused_moe into memory of NaN: expected " in wrong and "slope" in wrong
     assert "tactic crash: expected a result, got the process ended with SIGABRT" in wrong
@@ -384,12 +384,12 @@ def test_a_case_that_ends_its_process_fails_and_the_next_one_runs():
     kernels = kernels_of("faulty")
     aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]
     reason = "tokens-1: expected a result, got the process ended with SIGABRT"
-    assert facts_text(kernels.wrong(aborted)).startswith(reason)
-    assert "an illegal memory access" in facts_text(kernels.wrong(faulted))
-    assert "a result, got the process ended with 0" in facts_text(kernels.wrong(ended))
-    assert kernels.wrong(right) == []
+    assert facts_text(kernels.faults(aborted)).startswith(reason)
+    assert "an illegal memory access" in facts_text(kernels.faults(faulted))
+    assert "a result, got the process ended with 0" in facts_text(kernels.faults(ended))
+    assert kernels.faults(right) == []
     with pytest.raises(NotRun, match="lists no autotune tactics"):
-        kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0])
+        kernels.faults_of_tactics(cases.GROUPS["tactics"][0])
     kernels.child_of("").close()
 
 

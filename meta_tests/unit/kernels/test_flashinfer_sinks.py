@@ -125,13 +125,13 @@ def test_the_installed_flashinfer_gets_two_names(window):
         named.append(jit_args[0])
 
     wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper
-    sizes = flashinfer_sinks.Sizes(64, 8, 64)
+    sizes = flashinfer_sinks.LayerSizes(64, 8, 64)
     nothing = torch.empty(0, dtype=torch.int32)
     batch = flashinfer_sinks.Batch(nothing, nothing, nothing, nothing, 32)
     parent = flashinfer.BatchPrefillWithPagedKVCacheWrapper
     with mock.patch.object(parent, "__init__", made), mock.patch.object(parent, "plan"):
         for cache in (torch.bfloat16, torch.float8_e4m3fn):
-            kernel = flashinfer_sinks.Kernel("NHD", torch.bfloat16, cache, window, sizes)
+            kernel = flashinfer_sinks.SinkKernel("NHD", torch.bfloat16, cache, window, sizes)
             kernel.planned(wrapper, torch.empty(0, dtype=torch.uint8), batch)
     assert len(set(named)) == 2
     assert not {WINDOW, FULL} & set(named), "the engine's name would be compiled anew"

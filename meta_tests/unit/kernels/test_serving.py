@@ -155,7 +155,7 @@ def test_an_operation_without_any_provider_is_not_run(arch, engine, path, operat
     kernels = Kernels({operation: choice}, lambda _name: pytest.fail("must not be started"))
     every = itertools.chain(*cases.GROUPS.values())
     with pytest.raises(NotRun, match=reason) as raised:
-        kernels.wrong(next(case for case in every if case.operation == operation))
+        kernels.faults(next(case for case in every if case.operation == operation))
     assert not isinstance(raised.value, Inapplicable)
 
 
@@ -163,7 +163,7 @@ def test_an_operation_without_a_kernel_on_the_path_is_inapplicable(of_log):
     (choice,) = serving.choices("vllm", "sm121", of_log(MARLIN), "mxfp8_quantize")
     kernels = Kernels({"mxfp8_quantize": choice}, lambda _name: pytest.fail("must not be started"))
     with pytest.raises(Inapplicable, match="BF16 activations"):
-        kernels.wrong(cases.GROUPS["mxfp8_quantisation"][0])
+        kernels.faults(cases.GROUPS["mxfp8_quantisation"][0])
     assert kernels.judged is None
 
 

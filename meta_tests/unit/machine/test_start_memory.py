@@ -17,13 +17,13 @@ from sm121.checkpoint import inspection, kv_cache
 from sm121.core import profile
 from sm121.evidence.kernel_path import KernelPath
 from sm121.machine import roofline, start_memory
-from sm121.machine.start_memory import Forecast, MachineMemory, Start
+from sm121.machine.start_memory import MachineMemory, MemoryForecast, StartArguments
 
 PUBLISHED = tomllib.loads((DATA / "published-starts.toml").read_text("utf-8"))
 GIB = 1 << 30
 #: Published numbers have two decimals: for 0.34 GiB this is 1.5 %.
 ROUNDED_GIB = 0.005
-START = Start(
+START = StartArguments(
     utilisation=0.7,
     length=131072,
     kv_bits=8.0,
@@ -78,7 +78,7 @@ def test_a_start_leaves_what_was_published(row, gpt_oss):
     """Within 5 % of the start's memory, except for two small GPUs."""
     memory = MachineMemory(row["total_gib"], row["total_gib"], row["total_gib"], 0.0)
     start = replace(START, utilisation=row["utilisation"])
-    forecast = Forecast(start, memory, weights_of(row, gpt_oss), None)
+    forecast = MemoryForecast(start, memory, weights_of(row, gpt_oss), None)
     error = forecast.usual_kv_cache - row["kv_gib"]
     assert abs(error) <= row.get("share", 0.05) * forecast.requested
     overhead = start_memory.overhead()
@@ -103,7 +103,7 @@ def test_ten_published_starts_are_within_five_percent():
 )
 def test_a_start_that_was_refused_would_not_fit(row):
     available = row["available_gib"]
-    forecast = Forecast(
+    forecast = MemoryForecast(
         replace(START, utilisation=row["utilisation"]),
         MachineMemory(row["total_gib"], available, available, 0.0, ("VLLM::EngineCore (pid 7)",)),
         20.0,
@@ -124,7 +124,7 @@ def gpt_oss(tmp_path_factory):
 
 def test_a_healthy_start_has_no_finding(gpt_oss):
     arguments = ["--gpu-memory-utilization", "0.7", "--max-model-len", "131072"]
-    start = Start.of([*arguments, "--kv-cache-dtype", "fp8"], gpt_oss)
+    start = StartArguments.of([*arguments, "--kv-cache-dtype", "fp8"], gpt_oss)
     assert start == START
     forecast = start_memory.forecast(gpt_oss, start, GB10)
     assert forecast.findings() == []
@@ -210,15 +210,17 @@ def test_a_drafter_counts_only_with_speculation(tmp_path):
     public = checkpoints.load("deepseek-ai/DeepSeek-R1").with_layers(4).with_experts(4)
     found = inspection.of_folder(public.write(tmp_path))
     draft = '{"method": "mtp", "num_speculative_tokens": 1}'
-    without = Start.of(["--max-model-len", "1024"], found)
-    speculating = Start.of(["--max-model-len", "1024", "--speculative-config", draft], found)
+    without = StartArguments.of(["--max-model-len", "1024"], found)
+    speculating = StartArguments.of(
+        ["--max-model-len", "1024", "--speculative-config", draft], found
+    )
     more = start_memory.forecast(found, speculating, GB10).weights
     less = start_memory.forecast(found, without, GB10).weights
     assert (more - less) * GIB == pytest.approx(found.drafter)
 
 
 def test_an_argument_that_is_no_number_has_no_forecast(gpt_oss):
-    assert Start.of(["--gpu-memory-utilization", "much"], gpt_oss) is None
+    assert StartArguments.of(["--gpu-memory-utilization", "much"], gpt_oss) is None
 
 
 def test_an_orphan_of_an_earlier_server_is_named(monkeypatch):

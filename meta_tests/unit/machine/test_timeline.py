@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from sm121.machine.timeline import Sample, Timeline
+from sm121.machine.timeline import Timeline, TimelineSample
 
 MIB = 1 << 20
 MAPS_A_FILE = """
@@ -34,7 +34,7 @@ def program(file: Path) -> "subprocess.Popen[str]":
     return started
 
 
-def sampled(processes: Callable[[], list[psutil.Process]]) -> Sample:
+def sampled(processes: Callable[[], list[psutil.Process]]) -> TimelineSample:
     endpoint: Any = None
     timeline = Timeline(processes, endpoint, lambda: 0, 0.0, lambda _line: None)
     http: Any = SimpleNamespace(get=lambda _path: SimpleNamespace(status_code=404))

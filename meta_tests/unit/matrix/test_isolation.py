@@ -8,7 +8,7 @@ import pytest
 from meta_tests.unit.matrix.test_axes import SPACES, array_of
 from sm121.matrix import axes, covering, feature_matrix, isolation, plan
 from sm121.matrix.space import Space, identity
-from sm121.run.cell_record import CellOutcome, CellRate, CellRecord, Step, worst
+from sm121.run.cell_record import CellOutcome, CellRate, CellRecord, CellStep, worst
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 SPACE = SPACES[0]
@@ -198,7 +198,7 @@ def test_without_a_decision_values_are_not_known_to_work(undecided, works):
     names = ("start", "path", "answers", "equivalence", "stress", "alive", "performance")
     invalid = ended(INVALID, graphs="compiled", seqs="1")
     invalid.steps = [
-        Step(name=name, outcome=INVALID if name == undecided else PASS) for name in names
+        CellStep(name=name, outcome=INVALID if name == undecided else PASS) for name in names
     ]
     records = [ended(PASS), invalid]
     file = feature_matrix.build(SPACE, covering.build(SPACE, 1), records, [], profile="p")
@@ -247,7 +247,7 @@ def test_cells_of_one_start_up_are_neighbours():
 
 def test_the_worst_step_decides():
     outcomes = {"start": PASS, "performance": SLOWER, "stress": FAIL}
-    steps = [Step(name=name, outcome=outcome) for name, outcome in outcomes.items()]
+    steps = [CellStep(name=name, outcome=outcome) for name, outcome in outcomes.items()]
     assert worst(steps) is steps[2] and worst(steps[:1]) is None
 
 

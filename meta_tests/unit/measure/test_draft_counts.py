@@ -9,7 +9,7 @@ from meta_tests.fakes import past_runs
 from meta_tests.faults import speculation_faults
 from meta_tests.faults.speculation_faults import CLEAN, FAULTS
 from meta_tests.folders import IN_VLLM
-from sm121.answers import promised
+from sm121.answers import expected_samples
 from sm121.core import profile
 from sm121.core.level_settings import Regression
 from sm121.core.verdict import Verdict
@@ -78,7 +78,7 @@ def test_a_drafter_that_is_not_accepted_misses_its_gate(accepted, verdict):
 
 def test_samples_may_be_off_by_chance_and_no_further():
     """At a chance of one in a million, 400 fair coins may have 56 heads more or less."""
-    allowed = promised.allowed(100.0, 1e-6)
+    allowed = expected_samples.allowed(100.0, 1e-6)
     assert 50.0 < allowed < 65.0
     assert allowed > 4.9 * 100.0**0.5, "as far as five standard deviations"
 

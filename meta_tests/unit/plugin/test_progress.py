@@ -27,7 +27,7 @@ from sm121.report import stored
 from sm121.report.crash_list import Crash
 from sm121.run.machine_report import BoxReport, CrashReport
 from sm121.run.verdict_file import TestReport
-from sm121.session.forecast import Check, Expected, Forecast
+from sm121.session.forecast import Check, ExpectedDuration, Forecast
 from sm121.session.settings import Settings
 
 
@@ -73,10 +73,10 @@ def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_s
 # The position of a run
 
 
-def expected(level: str, *names: str, seconds: float) -> list[Expected]:
+def expected(level: str, *names: str, seconds: float) -> list[ExpectedDuration]:
     """Return the checks of a level with equal recorded durations."""
     return [
-        Expected(
+        ExpectedDuration(
             Check(f"tests/test_{level}.py::{name}", level, can_run=name != "test_unable"),
             TimeRange.of(0.0 if name == "test_unable" else seconds),
             timed=True,

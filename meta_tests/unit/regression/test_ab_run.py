@@ -108,7 +108,7 @@ ONE = Signs(frozenset({(7, 1763.2)}), 1763.25)
     ],
 )
 def test_two_addresses_of_one_process_are_one_server(other, same):
-    assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
+    assert ONE.is_same_process(other) is same and other.is_same_process(ONE) is same
 
 
 def test_an_interrupted_comparison_is_not_started_again():

@@ -33,8 +33,8 @@ PLAN = run_plan.RunPlan(
 def test_a_plan_answer_is_read_as_written(tmp_path, monkeypatch):
     file = tmp_path / "plan.json"
     monkeypatch.setenv(run_plan.VARIABLE, str(file))
-    assert run_plan.read_answer(file) == run_plan.Answer()
-    for answer in (run_plan.Answer(plan=PLAN), run_plan.Answer(refusal="--x: no")):
+    assert run_plan.read_answer(file) == run_plan.PlanAnswer()
+    for answer in (run_plan.PlanAnswer(plan=PLAN), run_plan.PlanAnswer(refusal="--x: no")):
         run_plan.write_answer(answer)
         assert run_plan.read_answer(file) == answer
 
@@ -42,7 +42,7 @@ def test_a_plan_answer_is_read_as_written(tmp_path, monkeypatch):
 def test_no_plan_file_is_written_without_the_variable(tmp_path, monkeypatch):
     monkeypatch.delenv(run_plan.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    run_plan.write_answer(run_plan.Answer(plan=PLAN))
+    run_plan.write_answer(run_plan.PlanAnswer(plan=PLAN))
     assert not [*tmp_path.iterdir()]
 
 

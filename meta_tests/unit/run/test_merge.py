@@ -15,7 +15,7 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.machine.box import Reading
 from sm121.report import merging
 from sm121.run import merge, verdict_file
-from sm121.run.fingerprint import Difference, Fingerprint
+from sm121.run.fingerprint import Fingerprint, FingerprintDifference
 from sm121.run.ledger import Ledger, stands
 from sm121.run.machine_report import BoxReport, CrashReport, MemoryReport
 from sm121.run.verdict_file import (
@@ -191,8 +191,8 @@ def test_in_what_two_runs_differ():
     other.engine.version = "0.33.0"
     other.arch = "sm121"
     assert merge.differences(one, other) == [
-        Difference("architecture", "cpu", "sm121"),
-        Difference("engine's version", "0.32.0", "0.33.0"),
+        FingerprintDifference("architecture", "cpu", "sm121"),
+        FingerprintDifference("engine's version", "0.32.0", "0.33.0"),
     ]
 
 
@@ -287,7 +287,7 @@ def computing(
 
 
 def test_a_run_without_a_fingerprint_differs_from_one_with_it():
-    without = Difference("fingerprint", "known", "none")
+    without = FingerprintDifference("fingerprint", "known", "none")
     assert merge.differences(part(fingerprint=ASKED), part()) == [without]
     other = part(2, environment={"engine_arguments": ["--b"]})
     other.engine.model = "m2"

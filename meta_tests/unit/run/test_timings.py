@@ -16,13 +16,13 @@ from sm121.core.time_range import TimeRange
 from sm121.engines.pool import StartReport
 from sm121.plugin import progress
 from sm121.run import timings
-from sm121.run.timings import Taken, Target
+from sm121.run.timings import CheckDurations, TimedTarget
 from sm121.session import durations, forecast
-from sm121.session.forecast import Check, Expected, Forecast
+from sm121.session.forecast import Check, ExpectedDuration, Forecast
 from sm121.session.remaining import Left, Remaining
 
 CPU = profile.load("cpu-tiny-gpt-oss")
-HERE = Target({"cpu_model": "one"}, "cpu-tiny-gpt-oss", "float32", "quick")
+HERE = TimedTarget({"cpu_model": "one"}, "cpu-tiny-gpt-oss", "float32", "quick")
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_a_time_reads_as_people_say_it(seconds, text):
 
 
 def test_times_are_kept_for_the_next_run(tmp_path):
-    first = Taken({"float32": 50.0}, {"a": 1.0, "b": 2.0}, {"rate": 9.0})
+    first = CheckDurations({"float32": 50.0}, {"a": 1.0, "b": 2.0}, {"rate": 9.0})
     timings.store_durations(tmp_path / "new" / "folder", HERE, first)
-    timings.store_durations(tmp_path / "new" / "folder", HERE, Taken({}, {"b": 4.0}, {}))
+    timings.store_durations(tmp_path / "new" / "folder", HERE, CheckDurations({}, {"b": 4.0}, {}))
     taken = timings.read_durations(tmp_path / "new" / "folder", HERE)
-    assert taken == Taken({"float32": 50.0}, {"a": 1.0, "b": 4.0}, {"rate": 9.0})
+    assert taken == CheckDurations({"float32": 50.0}, {"a": 1.0, "b": 4.0}, {"rate": 9.0})
     assert taken.of("rate") == 9.0 and taken.of("another") is None
 
 
@@ -64,7 +64,7 @@ def test_times_are_kept_for_the_next_run(tmp_path):
     ],
 )
 def test_only_the_same_target_says_how_long_a_check_takes(tmp_path, change, checks, rates):
-    timings.store_durations(tmp_path, HERE, Taken({}, {"a": 1.0}, {"rate": 9.0}))
+    timings.store_durations(tmp_path, HERE, CheckDurations({}, {"a": 1.0}, {"rate": 9.0}))
     taken = timings.read_durations(tmp_path, replace(HERE, **change))
     assert ({*taken.checks}, {*taken.rates}) == (checks, rates)
 
@@ -84,21 +84,21 @@ def test_a_file_that_cannot_be_read_is_an_error_once_and_then_written_anew(tmp_p
     (tmp_path / timings.NAME).write_bytes(content)
     with pytest.raises(ValueError):
         timings.read_durations(tmp_path, HERE)
-    timings.store_durations(tmp_path, HERE, Taken({}, {"a": 1.0}, {}))
+    timings.store_durations(tmp_path, HERE, CheckDurations({}, {"a": 1.0}, {}))
     assert timings.read_durations(tmp_path, HERE).checks == {"a": 1.0}
 
 
 def test_the_file_is_bounded_and_the_latest_stay(tmp_path):
     for number in range(timings._MOST_TARGETS + 5):
         timings.store_durations(
-            tmp_path, replace(HERE, profile=f"p{number}"), Taken({}, {"a": 1.0}, {})
+            tmp_path, replace(HERE, profile=f"p{number}"), CheckDurations({}, {"a": 1.0}, {})
         )
     for number in range(timings._MOST_PLANS + 5):
         timings.store_durations(
-            tmp_path, replace(HERE, plan=f"p{number}"), Taken({}, {}, {"r": 1.0})
+            tmp_path, replace(HERE, plan=f"p{number}"), CheckDurations({}, {}, {"r": 1.0})
         )
     many = {f"test_{number}": 1.0 for number in range(timings._MOST_CHECKS + 5)}
-    timings.store_durations(tmp_path, HERE, Taken({}, many, {}))
+    timings.store_durations(tmp_path, HERE, CheckDurations({}, many, {}))
     kept = json.loads((tmp_path / timings.NAME).read_text("utf-8"))["targets"]
     assert len(kept) == timings._MOST_TARGETS
     assert len(kept[-1]["rates"]) == timings._MOST_PLANS
@@ -117,7 +117,7 @@ def test_without_timings_the_shipped_range_of_the_plan_is_used():
     bounds = durations.shipped_durations(CPU)
     levels = bounds.plans["quick"].levels
     asked = [check for level in levels for check in checks(level, levels[level].checks, "float32")]
-    time = forecast.forecast_run(CPU, "quick", asked, Taken()).time
+    time = forecast.forecast_run(CPU, "quick", asked, CheckDurations()).time
     assert time.low == pytest.approx(
         bounds.start.seconds[0] + sum(x.seconds[0] for x in levels.values())
     )
@@ -128,7 +128,7 @@ def test_without_timings_the_shipped_range_of_the_plan_is_used():
 
 
 def test_a_check_is_expected_to_take_its_last_duration():
-    known = Taken({"float32": 40.0}, {"smoke-0": 3.0}, {"performance-0": 20.0})
+    known = CheckDurations({"float32": 40.0}, {"smoke-0": 3.0}, {"performance-0": 20.0})
     asked = [*checks("smoke", 1, "float32"), *checks("performance", 1, "float32")]
     expected = forecast.forecast_run(CPU, "quick", asked, known)
     assert expected.time == TimeRange.of(63.0) and expected.timed == 2
@@ -139,17 +139,20 @@ def test_a_check_is_expected_to_take_its_last_duration():
 def test_a_check_that_cannot_run_takes_no_time_and_a_soak_what_its_option_says():
     unable = Check("smoke-0", "smoke", frozenset({"float32"}), can_run=False)
     soak = Check("soak", "stress", lasts=TimeRange.of(1800.0))
-    expected = forecast.forecast_run(CPU, "full", [unable, soak], Taken())
+    expected = forecast.forecast_run(CPU, "full", [unable, soak], CheckDurations())
     assert expected.time == TimeRange.of(1800.0) and expected.unable == 1
 
 
 def test_a_profile_of_which_nothing_ships_has_no_made_up_number():
     own = CPU.model_copy(update={"name": "own"})
-    assert forecast.forecast_run(own, "quick", checks("smoke", 1), Taken()).time is None
+    assert forecast.forecast_run(own, "quick", checks("smoke", 1), CheckDurations()).time is None
     extends = own.model_copy(update={"extends": "cpu-tiny-gpt-oss"})
-    assert forecast.forecast_run(extends, "quick", checks("smoke", 1), Taken()).time is not None
-    nightly = forecast.forecast_run(CPU, "nightly", checks("smoke", 1), Taken())
-    assert nightly == forecast.forecast_run(CPU, "full", checks("smoke", 1), Taken())
+    assert (
+        forecast.forecast_run(extends, "quick", checks("smoke", 1), CheckDurations()).time
+        is not None
+    )
+    nightly = forecast.forecast_run(CPU, "nightly", checks("smoke", 1), CheckDurations())
+    assert nightly == forecast.forecast_run(CPU, "full", checks("smoke", 1), CheckDurations())
 
 
 # ------------------------------------------------------------------------------------ time left
@@ -163,7 +166,7 @@ def start(seconds: float | None, configuration: str = "float32", **more) -> Star
 def ranged(number: int, low: float = 10.0, high: float = 20.0) -> Forecast:
     """Return checks with a range each; the first one starts a server that usually takes 50 s."""
     expected = [
-        Expected(
+        ExpectedDuration(
             Check(f"t{n}", "smoke"),
             TimeRange(low, high),
             timed=False,
@@ -203,7 +206,9 @@ def test_a_long_start_shows_before_it_has_ended():
 
 
 def test_durations_measured_here_are_not_scaled():
-    known = Forecast([Expected(Check("t0", "smoke"), TimeRange.of(30.0), timed=True)], {"x": 10.0})
+    known = Forecast(
+        [ExpectedDuration(Check("t0", "smoke"), TimeRange.of(30.0), timed=True)], {"x": 10.0}
+    )
     starts = [start(100.0, "x")]
     assert Remaining(known, starts).estimate(0.0) == TimeRange.of(30.0)
 
@@ -322,7 +327,7 @@ def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_k
     gb10 = profile.load("sm121-gpt-oss-120b")
     asked = [Check(name, levels[name], frozenset({"stock"})) for name in recorded]
     timed = {name: recorded[name] for name in [*recorded][:: share_known or 1] if share_known}
-    expected = forecast.forecast_run(gb10, "full", asked, Taken({}, timed, {}))
+    expected = forecast.forecast_run(gb10, "full", asked, CheckDurations({}, timed, {}))
     seen = replayed(expected, {name: took * factor for name, took in recorded.items()}, start_s)
     assert len(seen) > 100 and rises(seen) <= 1.1
     assert seen[-1].time.high < 1.0, "nothing is left at the end"

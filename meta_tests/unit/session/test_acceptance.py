@@ -12,8 +12,8 @@ from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
 from sm121.measure.counters import Counters
 from sm121.session import acceptance as watching
-from sm121.session.acceptance import Acceptance, AcceptanceWatch, Taken, read_counters
-from sm121.session.repeated import Records, Round, _Player, judged, repeat
+from sm121.session.acceptance import Acceptance, AcceptanceReadings, AcceptanceWatch, read_counters
+from sm121.session.repeated import MonitorRound, Records, _Player, judged, repeat
 
 
 def drafting(shares: list[float], per_minute: int = 1000) -> tuple[float | None, str | None]:
@@ -52,12 +52,14 @@ def test_few_drafts_are_not_judged():
     assert drafting([0.86] * 6 + [0.0], per_minute=100) == (None, None)
 
 
-def every_ten_seconds(share_at, *, drafts: int = 300, until_s: int = 1500) -> list[Taken]:
+def every_ten_seconds(
+    share_at, *, drafts: int = 300, until_s: int = 1500
+) -> list[AcceptanceReadings]:
     """Return the findings of each five minutes of readings every ten seconds, by a scripted
     clock."""
     acceptance = Acceptance()
     drafted = accepted = 0.0
-    found: list[Taken] = []
+    found: list[AcceptanceReadings] = []
     for second in range(0, until_s + 1, 10):
         if second:
             drafted += drafts
@@ -104,7 +106,7 @@ def test_noise_of_a_healthy_server_is_no_deviation():
 
 def test_readings_with_few_drafts_are_no_deviation():
     found = every_ten_seconds(low_between(900, 1500), drafts=30)
-    assert found == [Taken()] * 5
+    assert found == [AcceptanceReadings()] * 5
 
 
 def test_usual_acceptance_is_of_five_separate_minutes():
@@ -135,7 +137,7 @@ def test_a_minute_without_acceptance_readings_is_reported():
     assert found.not_watched is not None and "got no reading for 70 s (ReadTimeout)" in str(
         found.not_watched
     )
-    assert acceptance.taken() == Taken(), "each failure is told once"
+    assert acceptance.taken() == AcceptanceReadings(), "each failure is told once"
 
 
 @pytest.mark.parametrize(
@@ -159,9 +161,13 @@ LOW = "acceptance of draft tokens: expected at least 43%, got 10% for a minute"
 @pytest.mark.parametrize(
     ("own", "taken", "expected"),
     [
-        (Verdict.PASS, Taken(lowest=0.8), (Verdict.PASS, "PASS: 13 checks")),
-        (Verdict.PASS, Taken(deviation=LOW), (Verdict.FAIL, f"FAIL: {LOW}")),
-        (Verdict.FAIL, Taken(deviation=LOW), (Verdict.FAIL, f"FAIL: 13 checks; {LOW}")),
+        (Verdict.PASS, AcceptanceReadings(lowest=0.8), (Verdict.PASS, "PASS: 13 checks")),
+        (Verdict.PASS, AcceptanceReadings(deviation=LOW), (Verdict.FAIL, f"FAIL: {LOW}")),
+        (
+            Verdict.FAIL,
+            AcceptanceReadings(deviation=LOW),
+            (Verdict.FAIL, f"FAIL: 13 checks; {LOW}"),
+        ),
     ],
     ids=["nothing found", "a green round", "a red round"],
 )
@@ -170,7 +176,7 @@ def test_a_deviation_between_two_rounds_is_named(own, taken, expected):
 
 
 def test_a_time_without_readings_makes_a_green_round_inconclusive():
-    blind = Taken(missed=9, why_missed="ReadTimeout", blind_s=90.0)
+    blind = AcceptanceReadings(missed=9, why_missed="ReadTimeout", blind_s=90.0)
     verdict, sentence = judged(Verdict.PASS, "PASS: 13 checks", blind)
     assert verdict is Verdict.INCONCLUSIVE
     assert sentence.startswith("INCONCLUSIVE: acceptance of draft tokens: expected /metrics every")
@@ -272,7 +278,7 @@ def test_a_minute_of_low_acceptance_between_two_rounds_is_named(
     watch = AcceptanceWatch(lambda: read_counters(endpoint))
     player = _Player([], tmp_path, endpoint, watch)
 
-    def play(number: int) -> tuple[Round, Path]:
+    def play(number: int) -> tuple[MonitorRound, Path]:
         played = player.play(number)
         if number == 2:
             now = time.monotonic() - handler.began

@@ -20,11 +20,11 @@ from sm121.core.verdict import Verdict
 from sm121.measure.counters import Counters
 from sm121.session import repeated
 from sm121.session.acceptance import AcceptanceWatch
-from sm121.session.repeated import Records, Round, _Player, repeat
+from sm121.session.repeated import MonitorRound, Records, _Player, repeat
 
 
-def a_round(number: int, verdict: Verdict = Verdict.PASS) -> Round:
-    return Round(number, "2026-11-28T12:00:00+00:00", 2.0, verdict, f"{verdict}: 13 checks")
+def a_round(number: int, verdict: Verdict = Verdict.PASS) -> MonitorRound:
+    return MonitorRound(number, "2026-11-28T12:00:00+00:00", 2.0, verdict, f"{verdict}: 13 checks")
 
 
 def records_of(folder: Path) -> list[dict[str, object]]:
@@ -38,7 +38,7 @@ def play_all(folder: Path, verdicts: list[Verdict]) -> tuple[int, list[str]]:
     lines: list[str] = []
     report = folder / "latest"
 
-    def play(number: int) -> tuple[Round, Path]:
+    def play(number: int) -> tuple[MonitorRound, Path]:
         report.mkdir(parents=True, exist_ok=True)
         (report / "verdict.json").write_text(str(number))
         verdict = left.pop(0)
@@ -69,7 +69,7 @@ def test_a_bad_second_round_is_red_and_named_and_the_third_is_green(tmp_path):
 def test_every_verdict_but_pass_is_red(tmp_path, verdict):
     stopped = threading.Event()
 
-    def play(number: int) -> tuple[Round, None]:
+    def play(number: int) -> tuple[MonitorRound, None]:
         if number == 2:
             stopped.set()
         return a_round(number, verdict if number == 1 else Verdict.PASS), None

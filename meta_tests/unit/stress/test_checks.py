@@ -53,7 +53,7 @@ def test_neither_noise_nor_one_step_is_a_leak():
     assert growth.judge_growth("bytes", requests, values, **limits).verdict is Verdict.PASS
 
 
-def filled(until: float, *, samples: int = 120, loads: int = 1) -> list[timeline.Sample]:
+def filled(until: float, *, samples: int = 120, loads: int = 1) -> list[timeline.TimelineSample]:
     """Return a load in which 5 GiB of memory are touched for the first time, evenly until a share
     of the load, with later loads that touch nothing new."""
     source = random.Random(1)
@@ -97,10 +97,10 @@ def test_a_transient_that_is_longer_than_the_soak_is_no_leak(hours):
     assert {growth.verdict for growth in growths} == {Verdict.PASS}, growths
 
 
-def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.Sample]:
+def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.TimelineSample]:
     """Return one sample per second with ten requests in each; the processes do not change."""
     return [
-        timeline.Sample(
+        timeline.TimelineSample(
             at_s=float(n), completed=10 * n, processes=1, rss_bytes=2 * GIB, pss_bytes=2 * GIB,
             handles=50, device_bytes=device(n) if device is not None else None,
             available_bytes=100 * GIB - n * taken, cache_usage=None, running=None, waiting=None,
@@ -114,7 +114,7 @@ GIB = 2**30
 LIMITS = profile.load("cpu-tiny-gpt-oss").stress
 
 
-def verdicts(samples: list[timeline.Sample], machine: int | None) -> dict[str, Verdict]:
+def verdicts(samples: list[timeline.TimelineSample], machine: int | None) -> dict[str, Verdict]:
     growths = memory.judged(samples, LIMITS, machine_bytes=machine)
     return {item.quantity.removeprefix("bytes of the "): item.verdict for item in growths}
 
@@ -165,8 +165,8 @@ def test_a_soak_that_fails_says_in_which_round_and_of_what():
     written: list[dict] = []
     faults = ["token_lost: request 7"]
 
-    def play(number: int) -> soak.Round:
-        return soak.Round(number, 0.0, 24, 100, 1.0, faults if number == 3 else [])
+    def play(number: int) -> soak.SoakRound:
+        return soak.SoakRound(number, 0.0, 24, 100, 1.0, faults if number == 3 else [])
 
     soak.run(60.0, play, written.append)
     last = written[-1]["last_rounds"][-1]

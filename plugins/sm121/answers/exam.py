@@ -40,7 +40,7 @@ Effort = Literal["low", "medium", "high"]
 SectionName = Literal["facts", "dialogues", "tools", "formats"]
 
 
-class Completion(DataTable):
+class ExamCompletion(DataTable):
     """A text that the model continues."""
 
     prompt: str = Field(min_length=1)
@@ -48,7 +48,7 @@ class Completion(DataTable):
     begins: str = Field(min_length=1)
 
 
-class Call(DataTable):
+class ExamCall(DataTable):
     """A function call that the model must make, and its result."""
 
     function: str = Field(min_length=1)
@@ -72,8 +72,8 @@ class Turn(DataTable):
     #: A pattern that the answer must not contain (see `plain`).
     wrong: Regex | None = None
     #: Function calls before the answer, in any order. If empty, the model must not call functions.
-    calls: tuple[Call, ...] = ()
-    #: The JSON object that the answer must be; texts are patterns, as in `Call.arguments`.
+    calls: tuple[ExamCall, ...] = ()
+    #: The JSON object that the answer must be; texts are patterns, as in `ExamCall.arguments`.
     content: Json | None = None
 
     @property
@@ -215,7 +215,7 @@ class Exam(DataTable):
     source: str = ""
     #: Maximum number of tokens of an answer, including its reasoning.
     answer_tokens: Annotated[int, Field(ge=1)] = 1536
-    completions: Annotated[tuple[Completion, ...], Field(min_length=1)]
+    completions: Annotated[tuple[ExamCompletion, ...], Field(min_length=1)]
     facts: Section | None = None
     dialogues: Section | None = None
     tools: Section | None = None
@@ -305,7 +305,7 @@ def _table(lines: Iterator[tuple[int, Json]], name: str, origin: str) -> Json:
     return table
 
 
-def unknown(endpoint: Endpoint, completions: Sequence[Completion]) -> dict[str, str]:
+def unknown(endpoint: Endpoint, completions: Sequence[ExamCompletion]) -> dict[str, str]:
     """Return the prompts that a server does not continue as expected.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sm121.answers import sanity
-from sm121.answers.exam import Call, Turn
+from sm121.answers.exam import ExamCall, Turn
 from sm121.answers.exam_text import agrees, parsed, plain
 from sm121.core.unmet import Fact
 
@@ -61,7 +61,7 @@ def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None
     return None
 
 
-def met(waiting: Sequence[Call], function: str, arguments: Any) -> Call | None:
+def met(waiting: Sequence[ExamCall], function: str, arguments: Any) -> ExamCall | None:
     """Return the expected call that an actual call matches; None if it matches none.
 
     Args:

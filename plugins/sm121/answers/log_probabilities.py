@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sm121.answers import oracle_texts
 from sm121.answers.mistake_pattern import Pattern
-from sm121.answers.oracle_file import Place, Scored
+from sm121.answers.oracle_file import OraclePosition, Scored
 from sm121.answers.oracle_tolerance import OracleReference, compare
 from sm121.client.completion_json import Position, id_of, name_of
 from sm121.client.completions import Asker, Request
@@ -84,7 +84,7 @@ def generation_beyond(
 
 
 def _choice_fault(
-    tolerance: LogProbabilityTolerance, place: Place, best: int, token: int, about: str
+    tolerance: LogProbabilityTolerance, place: OraclePosition, best: int, token: int, about: str
 ) -> Fact | None:
     """Return a fact if the chosen token is less likely than the best one by two tolerances."""
     by_id = dict(zip(place.ids, place.values, strict=True))

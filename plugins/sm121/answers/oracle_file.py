@@ -23,7 +23,7 @@ from sm121.oracles.formats import CHECKPOINT, Rounding
 FORMAT: Literal[1] = 1
 
 
-class Place(Record):
+class OraclePosition(Record):
     """The likeliest tokens at one position, likeliest first."""
 
     ids: list[int]
@@ -38,11 +38,11 @@ class Scored(Record):
     #: The log-probability of each prompt token but the first, [T - 1]; empty for a long prompt.
     following: list[float]
     #: The likeliest tokens after each prompt token; for a long prompt, only after the last one.
-    places: list[Place]
+    places: list[OraclePosition]
     #: The ids of the greedily generated tokens.
     generated: list[int] = Field(default=[])
     #: The likeliest tokens at each generated position.
-    generated_places: list[Place] = Field(default=[])
+    generated_places: list[OraclePosition] = Field(default=[])
 
 
 class OracleFile(Record):
@@ -70,7 +70,7 @@ class OracleFile(Record):
     rounded: dict[str, dict[str, list[float]]]
     #: `Scored.generated_places` by the rounding of a correct engine, then by prompt, at the
     #: positions that the intact model generated.
-    rounded_places: dict[str, dict[str, list[Place]]]
+    rounded_places: dict[str, dict[str, list[OraclePosition]]]
     #: `Scored.following` by mistake, then by its prompts (`SMALL_MISTAKES`).
     mistakes: dict[str, dict[str, list[float]]] = Field(default={})
     #: `Scored.following` by the formats of a server with a wrong rounding, then by

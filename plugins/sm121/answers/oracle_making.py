@@ -15,7 +15,7 @@ from sm121.answers import oracle_texts
 from sm121.answers.oracle_file import (
     FORMAT,
     OracleFile,
-    Place,
+    OraclePosition,
     Scored,
     load,
     prompts_digest,
@@ -132,7 +132,7 @@ def _results(
     for name, mistake in oracle_texts.SMALL_MISTAKES.items():
         mistakes[name] = _take_following(scored, mistake.prompts)
     others = {}
-    for other in rounding.others:
+    for other in rounding.with_one_mistake:
         others[other] = _take_following(scored, oracle_texts.ROUNDING_PROMPTS)
     exact = {}
     for name, exact_text in exact_texts.items():
@@ -144,7 +144,7 @@ def _following_of(texts: Mapping[str, Scored]) -> dict[str, list[float]]:
     return {name: text.following for name, text in texts.items()}
 
 
-def _generated_of(texts: Mapping[str, Scored]) -> dict[str, list[Place]]:
+def _generated_of(texts: Mapping[str, Scored]) -> dict[str, list[OraclePosition]]:
     return {name: text.generated_places for name, text in texts.items()}
 
 
@@ -196,7 +196,7 @@ def _texts(
     for mistake in oracle_texts.SMALL_MISTAKES.values():
         for name in mistake.prompts:
             texts.append(Text(tuple(fixed[name]), change=mistake.change, rounding=formats))
-    for other in formats.others.values():
+    for other in formats.with_one_mistake.values():
         for name in oracle_texts.ROUNDING_PROMPTS:
             texts.append(Text(tuple(fixed[name]), rounding=other))
     return texts
@@ -238,10 +238,10 @@ def _scored(scores: "Scores", tokens: int, with_places: bool = True) -> Scored:
     )
 
 
-def _places(ids: list[list[int]], values: list[list[float]]) -> list[Place]:
+def _places(ids: list[list[int]], values: list[list[float]]) -> list[OraclePosition]:
     places = []
     for place_ids, logs in zip(ids, values, strict=True):
-        places.append(Place(ids=place_ids, values=[round(log, _DECIMALS) for log in logs]))
+        places.append(OraclePosition(ids=place_ids, values=[round(log, _DECIMALS) for log in logs]))
     return places
 
 

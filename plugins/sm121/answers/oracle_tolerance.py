@@ -36,7 +36,7 @@ _TOO_COARSE = 0.2
 
 
 @dataclass(frozen=True)
-class Difference:
+class LogProbabilityDifference:
     """|server - oracle| in nats over the tokens of a prompt; position 0 is the second token."""
 
     max_abs: float
@@ -72,7 +72,7 @@ class Difference:
         return facts
 
 
-def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
+def compare(observed: Sequence[float], expected: Sequence[float]) -> LogProbabilityDifference:
     """Compare the log-probabilities of the same tokens.
 
     Args:
@@ -93,7 +93,7 @@ def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
             likely.append(error)
     likely = likely or [0.0]
     worst = max(range(len(errors)), key=errors.__getitem__)
-    return Difference(
+    return LogProbabilityDifference(
         max_abs=errors[worst],
         mean_abs=math.fsum(errors) / len(errors),
         worst_position=worst + 1,

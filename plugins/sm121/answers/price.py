@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from sm121.answers import agreement, oracle_texts
-from sm121.answers.oracle_file import OracleFile, Place, Scored
+from sm121.answers.oracle_file import OracleFile, OraclePosition, Scored
 from sm121.answers.oracle_texts import ExamText
 from sm121.client.completion_json import Position, id_of
 from sm121.client.completions import Asker, Request
@@ -38,12 +38,12 @@ class ServedPlace(NamedTuple):
     """One position of a text."""
 
     #: The likeliest tokens, by the checkpoint's own mathematics.
-    expected: Place
+    expected: OraclePosition
     #: The log-probabilities that the server reports, by token id.
     served: Mapping[int, float]
 
 
-class Measured(NamedTuple):
+class PriceSamples(NamedTuple):
     """The samples of a price."""
 
     #: By metric (`PRICES`): one sample per prompt or question; at a depth, one per token.
@@ -72,7 +72,7 @@ def refuse_rounded(file: OracleFile, origin: Path) -> None:
 
 def measure(
     asker: Asker, file: OracleFile, exam: str | None, depths: Iterable[int] = DEPTHS
-) -> Measured:
+) -> PriceSamples:
     """Compare a server with the reference on the fixed prompts, the exam's text and each depth.
 
     Args:
@@ -85,7 +85,7 @@ def measure(
         NotRun: The engine sends no log-probabilities of a prompt.
     """
     kl, top1, right = PRICES
-    measured = Measured({}, {})
+    measured = PriceSamples({}, {})
     measured.samples[kl] = []
     measured.samples[top1] = []
     for name, ids in oracle_texts.prompts():

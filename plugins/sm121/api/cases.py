@@ -106,7 +106,7 @@ class CaseProblem:
         return Severity.CONTRACT
 
 
-class Judged(NamedTuple):
+class JudgedCase(NamedTuple):
     """The result of a case."""
 
     #: The answer of the server, as text.
@@ -124,7 +124,7 @@ def shipped() -> CaseFile:
     return data_file.load("api/cases.toml", CaseFile)
 
 
-def judge_case(api: Api, case: Case, healthy: str) -> Judged:
+def judge_case(api: Api, case: Case, healthy: str) -> JudgedCase:
     """Send the request of a case, then a plain request.
 
     Args:
@@ -159,7 +159,7 @@ def judge_case(api: Api, case: Case, healthy: str) -> Judged:
     problem = _problem_afterwards(api, healthy, exchange)
     if problem is None and found is not None:
         problem = _classified(api, case, found, exchange)
-    return Judged(exchange.observed, problem)
+    return JudgedCase(exchange.observed, problem)
 
 
 class _Found(NamedTuple):

@@ -18,7 +18,7 @@ from sm121.answers import agreement
 from sm121.api import rendering
 from sm121.api.chats import ChatCase, chat_body
 from sm121.api.client import Api, Json
-from sm121.api.rendering import Part, encoding
+from sm121.api.rendering import PromptMessage, encoding
 from sm121.api.tools import tools
 from sm121.client.completion_json import Position, parse
 from sm121.core import level_settings
@@ -111,7 +111,9 @@ def _possible_dates(environment: Mapping[str, str]) -> list[str]:
     return [str((now + datetime.timedelta(hours=hours)).date()) for hours in _TIME_ZONES]
 
 
-def _first_difference(case: ChatCase, expected: list[Part], observed: list[Part]) -> Fact:
+def _first_difference(
+    case: ChatCase, expected: list[PromptMessage], observed: list[PromptMessage]
+) -> Fact:
     """Return a fact about the first message that differs."""
     index = 0
     for one, other in zip(expected, observed, strict=False):
@@ -122,7 +124,7 @@ def _first_difference(case: ChatCase, expected: list[Part], observed: list[Part]
     return Fact(_described(expected, index), _described(observed, index), about)
 
 
-def _described(parts: Sequence[Part], index: int) -> str:
+def _described(parts: Sequence[PromptMessage], index: int) -> str:
     """Describe one message of a prompt."""
     if index >= len(parts):
         return "the end"
@@ -137,7 +139,7 @@ def _described(parts: Sequence[Part], index: int) -> str:
     return f"{' '.join(filter(None, header))} {text!r} ({len(part.content)} tokens{note}{end})"
 
 
-def _without_formats(part: Part) -> Part:
+def _without_formats(part: PromptMessage) -> PromptMessage:
     """Remove the schema of an answer from a developer message."""
     if part.author != "developer":
         return part

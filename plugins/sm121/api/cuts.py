@@ -5,8 +5,8 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sm121.answers import promised
-from sm121.answers.promised import CHANCE, Cut, Top
+from sm121.answers import expected_samples
+from sm121.answers.expected_samples import CHANCE, Cut, Top
 from sm121.api import sample_source
 from sm121.core.verdict import NotRun
 
@@ -75,10 +75,10 @@ def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase
 
 def _find_case(text: str, top: Top, cut: Cut, value: float) -> CutCase | None:
     """Return the case of a value after a text; None if the samples would not show an error."""
-    error = 1.0 if cut == "top_k" else promised.ERROR * value
-    remaining, dropped = promised.remaining(top, cut, value)
-    at_smaller = promised.remaining(top, cut, value - error)
-    at_larger = promised.remaining(top, cut, value + error)
+    error = 1.0 if cut == "top_k" else expected_samples.ERROR * value
+    remaining, dropped = expected_samples.remaining(top, cut, value)
+    at_smaller = expected_samples.remaining(top, cut, value - error)
+    at_larger = expected_samples.remaining(top, cut, value + error)
     edge = remaining & (at_smaller.dropped | at_larger.dropped)
     beyond = dropped & (at_smaller.remaining | at_larger.remaining)
     whole = _probability(top, remaining)

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from sm121.answers import promised
+from sm121.answers import expected_samples
 from sm121.client.completion_json import Position
 from sm121.core.unmet import require
 
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
 KINDS = (Kind("temperature", 1.0, 4), Kind("temperature", 0.6, 1), Kind("top_p", 0.6, 1))
 
 
-class Group(NamedTuple):
+class SampleGroup(NamedTuple):
     """Samples that are counted together."""
 
     where: str
@@ -52,7 +52,7 @@ class Tallies:
 
     def __init__(self, listed: int) -> None:
         self._listed = listed
-        self._tallies: dict[Group, promised.Tally] = {}
+        self._tallies: dict[SampleGroup, expected_samples.Tally] = {}
 
     def add(self, text: str, kind: Kind, sample: tuple[Position, ...]) -> None:
         """Count a sample.
@@ -73,13 +73,13 @@ class Tallies:
             ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
             for rank, (token, share) in enumerate(ordered[:SLICE], 1):
                 hit = token == position.token
-                self._count(Group(everywhere, f"rank {rank}", True), hit, share)
+                self._count(SampleGroup(everywhere, f"rank {rank}", True), hit, share)
                 if number <= _SHARED and kind.value == 1:
-                    self._count(Group(f"after {prefix!r}", token, False), hit, share)
+                    self._count(SampleGroup(f"after {prefix!r}", token, False), hit, share)
             prefix += f" {position.token}"
 
-    def _count(self, group: Group, hit: bool, share: float) -> None:
-        self._tallies.setdefault(group, promised.Tally()).add(hit, share)
+    def _count(self, group: SampleGroup, hit: bool, share: float) -> None:
+        self._tallies.setdefault(group, expected_samples.Tally()).add(hit, share)
 
     def judge(self) -> str:
         """Compare the hits of each group with the sum of its probabilities.
@@ -94,7 +94,7 @@ class Tallies:
         for group, tally in self._tallies.items():
             # Half of the error rate is reserved for the groups over all positions.
             alike = over_all if group.everywhere else len(self._tallies)
-            allowed = promised.allowed(tally.variance, ERROR_RATE / 2 / alike)
+            allowed = expected_samples.allowed(tally.variance, ERROR_RATE / 2 / alike)
             difference = abs(tally.hits - tally.expected)
             require(
                 difference <= allowed,
@@ -127,9 +127,9 @@ def _shares(position: Position, listed: int, kind: Kind) -> dict[str, float]:
     else:
         cut = 1.0
         temperature = kind.value
-    remaining, dropped = promised.remaining(top, "top_p", cut)
+    remaining, dropped = expected_samples.remaining(top, "top_p", cut)
     required = f"{_SAMPLES}, none cut off"
     require(drawn not in dropped, required, drawn, f"{kind.name} {kind.value:g}")
     if drawn not in remaining or only_drawn:
         return {}
-    return promised.shares({token: top[token] for token in remaining}, temperature)
+    return expected_samples.shares({token: top[token] for token in remaining}, temperature)

@@ -10,9 +10,9 @@ import jsonschema
 
 from sm121.answers import exam_judging, exam_text
 from sm121.answers.exam import (
-    Call,
     Document,
     Exam,
+    ExamCall,
     Form,
     Needle,
     Question,
@@ -27,7 +27,7 @@ from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import NotRun
 
 #: Number of prompt tokens reserved for harmony's own messages and the question.
-_BESIDE = 512
+_QUESTION_TOKENS = 512
 
 
 class Outcome(NamedTuple):
@@ -105,7 +105,9 @@ class Candidate:
         """
         document = self._document()
         self.api.capabilities.require("context_length")
-        require_context(self.api.context_length(), tokens + _BESIDE, self.exam.answer_tokens)
+        require_context(
+            self.api.context_length(), tokens + _QUESTION_TOKENS, self.exam.answer_tokens
+        )
         text = document.text(tokens, rendering.count)
         patient = replace(self, api=replace(self.api, timeout_s=document.within_s))
 
@@ -134,7 +136,7 @@ class Candidate:
         messages = [{"role": "user", "content": f"{text}\n{question}"}]
         answer = self._chat(messages, effort)
         counted = answer["usage"]["prompt_tokens"]
-        whole = tokens - _BESIDE < counted < tokens + _BESIDE
+        whole = tokens - _QUESTION_TOKENS < counted < tokens + _QUESTION_TOKENS
         require(whole, f"the whole document, {tokens} tokens", f"usage of {counted}")
         choice = answer["choices"][0]
         content = choice["message"]["content"]
@@ -160,7 +162,7 @@ class Candidate:
         turns = []
         for question in section.questions:
             turns += [(question, turn) for turn in question.turns]
-        prompt = tokens + _BESIDE * len(turns)
+        prompt = tokens + _QUESTION_TOKENS * len(turns)
         require_context(self.api.context_length(), prompt, self.exam.answer_tokens)
         of_each = tokens // sum(len(turn.calls) for _, turn in turns)
         entries = document.entries()
@@ -300,7 +302,7 @@ def _judge_needle(needle: Needle, answer: str) -> str | None:
     return exam_judging.miss(turn, answer, None)
 
 
-def _with_log(call: Call, entries: Iterator[str], tokens: int) -> Call:
+def _with_log(call: ExamCall, entries: Iterator[str], tokens: int) -> ExamCall:
     """Return a call whose result is followed by entries of about the given number of tokens."""
     lines = [call.result]
     room = tokens
@@ -310,7 +312,7 @@ def _with_log(call: Call, entries: Iterator[str], tokens: int) -> Call:
     return call.model_copy(update={"result": "\n".join(lines)})
 
 
-def _required(waiting: Sequence[Call]) -> str:
+def _required(waiting: Sequence[ExamCall]) -> str:
     if not waiting:
         return "no call"
     return "a call of " + " and ".join(map(str, waiting))

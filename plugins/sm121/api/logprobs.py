@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sm121.answers.promised import likeliest
+from sm121.answers.expected_samples import likeliest
 from sm121.api import stream
 from sm121.api.client import Api, Json, together
 from sm121.api.sample_source import TEXTS

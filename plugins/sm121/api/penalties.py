@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sm121.answers.promised import Tally, Top, shares
+from sm121.answers.expected_samples import Tally, Top, shares
 from sm121.api.sample_source import COLD, FEW, FORCED, HIGH, LOW, RANGES, SampleSource
 from sm121.client.completion_json import Position
 from sm121.core.unmet import require
@@ -27,7 +27,7 @@ _PRECISION = 0.1
 _MARGIN = 1
 
 
-class Comparison(NamedTuple):
+class PenaltyComparison(NamedTuple):
     """The tally of one comparison."""
 
     about: str
@@ -57,7 +57,7 @@ class Penalties:
     source: SampleSource
     _pairs: dict[str, Pair] = field(default_factory=dict)
 
-    def compare_subtracted(self, name: str, value: float) -> Iterator[Comparison]:
+    def compare_subtracted(self, name: str, value: float) -> Iterator[PenaltyComparison]:
         """Compare a token that was generated twice with an unpenalised token of the prompt.
 
         Args:
@@ -87,11 +87,11 @@ class Penalties:
             for sample in self.source.ask([pair.text] * FEW, options):
                 _count_subtracted(tally, sample, pair, bias, penalty)
             sides.add(2 * tally.expected > tally.samples)
-            yield Comparison(f"after {pair.text!r}, {pair.token} twice", tally)
+            yield PenaltyComparison(f"after {pair.text!r}, {pair.token} twice", tally)
         if len(sides) < 2:
             raise NotRun("log-probabilities differ by 5 % of a penalty between requests")
 
-    def compare_divided(self, value: float, *, generated: bool) -> Iterator[Comparison]:
+    def compare_divided(self, value: float, *, generated: bool) -> Iterator[PenaltyComparison]:
         """Compare a penalised token with one that is neither in the prompt nor in the answer.
 
         A repetition penalty divides the logit, which no server returns. Therefore the bias that
@@ -134,7 +134,7 @@ class Penalties:
             tally = Tally()
             for hit in draw(FEW, COLD, HIGH, even):
                 tally.add(hit, float(remainder > 0))
-            yield Comparison(f"after {pair.text!r}, {pair.token}", tally)
+            yield PenaltyComparison(f"after {pair.text!r}, {pair.token}", tally)
 
     def _find_pair(
         self, penalties: list[float], *, token_in_prompt: bool, other_in_prompt: bool

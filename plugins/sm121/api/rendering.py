@@ -28,7 +28,7 @@ _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 _KEPT = 16
 
 
-class Part(NamedTuple):
+class PromptMessage(NamedTuple):
     """One message of a prompt. The last message, which the model continues, has no content."""
 
     author: str
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     end: int | None
 
 
-def parse_prompt(ids: Sequence[int]) -> list[Part]:
+def parse_prompt(ids: Sequence[int]) -> list[PromptMessage]:
     """Parse the ids of a prompt into its messages.
 
     Args:
@@ -57,13 +57,13 @@ def parse_prompt(ids: Sequence[int]) -> list[Part]:
     starts = [index for index, token in enumerate(ids) if token == harmony.START]
     parts = []
     if starts[:1] != [0]:
-        parts.append(Part("(no <|start|>)", "", "", "", tuple(ids[:_KEPT]), None))
+        parts.append(PromptMessage("(no <|start|>)", "", "", "", tuple(ids[:_KEPT]), None))
     for start, stop in itertools.pairwise([*starts, len(ids)]):
         parts.append(_read_message(list(ids[start + 1 : stop])))
     return parts
 
 
-def _read_message(ids: list[int]) -> Part:
+def _read_message(ids: list[int]) -> PromptMessage:
     """Parse the tokens of one message, without its <|start|>."""
     cut = ids.index(harmony.MESSAGE) if harmony.MESSAGE in ids else len(ids)
     body = ids[cut + 1 :]
@@ -74,7 +74,7 @@ def _read_message(ids: list[int]) -> Part:
     recipient = _TO.search(header)
     channel = _CHANNEL.search(header)
     words = _CHANNEL.sub(" ", _TO.sub(" ", header)).replace("<|constrain|>", " ").split()
-    return Part(
+    return PromptMessage(
         author=words[0] if words else "",
         channel=channel[1] if channel else "",
         recipient=recipient[1] if recipient else "",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from sm121.answers.promised import CHANCE, Split, Tally, Top, shares
+from sm121.answers.expected_samples import CHANCE, Split, Tally, Top, shares
 from sm121.api.client import Json
 from sm121.api.sample_source import Samples
 from sm121.core.unmet import Fact
@@ -97,7 +97,7 @@ def compare_repeated(alone: Samples, samples: Samples) -> list[Fact]:
     ]
 
 
-class Case(NamedTuple):
+class SampleCase(NamedTuple):
     """Requests for one-token samples, and the comparison of the samples."""
 
     texts: list[str]

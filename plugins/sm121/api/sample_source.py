@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sm121.answers import promised
-from sm121.answers.promised import Top
+from sm121.answers import expected_samples
+from sm121.answers.expected_samples import Top
 from sm121.api.client import Api, Json
 from sm121.client.completion_json import Position, name_of, parse
 from sm121.core.unmet import Fact, Unmet, require, require_none
@@ -192,7 +192,7 @@ class SampleSource:
 
     def require_none(self, facts: list[Fact]) -> None:
         """Raise `Unmet` if there are facts, with the seed as evidence."""
-        risk = f"{promised.FALSE_ALARMS:g} is the probability of a false alarm in a run"
+        risk = f"{expected_samples.FALSE_ALARMS:g} is the probability of a false alarm in a run"
         require_none(facts, f"seed {self.seed}; {risk}")
 
 

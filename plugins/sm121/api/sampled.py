@@ -11,16 +11,16 @@ import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sm121.answers import promised
-from sm121.answers.promised import CHANCE, Cut, Split, Top
+from sm121.answers import expected_samples
+from sm121.answers.expected_samples import CHANCE, Cut, Split, Top
 from sm121.api import sample_source
 from sm121.api.client import Api, Json
 from sm121.api.cuts import CutCase, find_cuts
 from sm121.api.penalties import Penalties
 from sm121.api.sample_comparison import (
     PROMISED,
-    Case,
     Rule,
+    SampleCase,
     allow_all,
     compare_repeated,
     compare_samples,
@@ -83,7 +83,7 @@ class Sampler:
         cases = []
         tops = self.source.tops
         for kind, value in self.source.values("temperature"):
-            text = max(tops, key=lambda text: promised.evidence(tops[text], value))
+            text = max(tops, key=lambda text: expected_samples.evidence(tops[text], value))
             cases.append(_TemperatureCase(kind, value, text, []))
         ratios = self._sample_until_decided(cases)
         facts = []
@@ -101,9 +101,9 @@ class Sampler:
 
         Returns the log-likelihood ratio of all samples, by the factor of the temperatures.
         """
-        ratios = dict.fromkeys(promised.OFF, 0.0)
+        ratios = dict.fromkeys(expected_samples.OFF, 0.0)
         batch = sample_source.BATCH
-        while promised.RIGHT < max(ratios.values()) < promised.WRONG:
+        while expected_samples.RIGHT < max(ratios.values()) < expected_samples.WRONG:
             if 2 * len(cases[0].samples) >= sample_source.MOST:
                 raise NotRun("no text of the suite can show a temperature that is off by a tenth")
             for case in cases:
@@ -113,7 +113,7 @@ class Sampler:
                     if position.token not in position.top:
                         continue
                     for factor in ratios:
-                        ratios[factor] += promised.log_ratio(
+                        ratios[factor] += expected_samples.log_ratio(
                             position.top, position.token, case.value, factor
                         )
         return ratios
@@ -132,7 +132,7 @@ class Sampler:
             self.api.capabilities.require(cut)
         facts = []
         for kind, case in self.find_cuts(cut).items():
-            rule = functools.partial(promised.remaining, cut=cut, value=case.value)
+            rule = functools.partial(expected_samples.remaining, cut=cut, value=case.value)
             samples = self.source.ask([case.text] * case.samples, {cut: case.value})
             evidence = f"{case.value:g} after {case.text!r}"
             facts += compare_samples(
@@ -185,7 +185,7 @@ class Sampler:
     def _certainty(self, text: str) -> float:
         """Return the log-probability of the likeliest token after a text."""
         top = self.source.tops[text]
-        return top[promised.likeliest(top)]
+        return top[expected_samples.likeliest(top)]
 
     def penalises(self, name: str) -> None:
         """Require that a penalty has its requested value; an error of a tenth is detected.
@@ -220,7 +220,7 @@ class Sampler:
 
         require_each(compare, *zip(*self.source.values(name), strict=True))
 
-    def far(self) -> dict[str, Case]:
+    def far(self) -> dict[str, SampleCase]:
         """Return requests that show with few samples whether a parameter is ignored.
 
         The parameters are a temperature and a `top_p` that are far from 1, each after the text that
@@ -246,10 +246,12 @@ class Sampler:
                 right[name] = case
         return right
 
-    def _far_temperature(self, temperature: float) -> Case:
+    def _far_temperature(self, temperature: float) -> SampleCase:
         tops = self.source.tops
         neutral = 1 / temperature
-        text = max(tops, key=lambda text: promised.evidence(tops[text], temperature, neutral))
+        text = max(
+            tops, key=lambda text: expected_samples.evidence(tops[text], temperature, neutral)
+        )
         compare = functools.partial(
             compare_samples,
             "temperature",
@@ -257,11 +259,11 @@ class Sampler:
             evidence=f"{temperature:g} after {text!r}",
             temperature=temperature,
         )
-        return Case([text] * _FAR, {"temperature": temperature}, compare)
+        return SampleCase([text] * _FAR, {"temperature": temperature}, compare)
 
-    def _far_top_p(self, top_p: float) -> Case | None:
+    def _far_top_p(self, top_p: float) -> SampleCase | None:
         """Return the case after the text with the most removed probability; None without any."""
-        rule: Rule = functools.partial(promised.remaining, cut="top_p", value=top_p)
+        rule: Rule = functools.partial(expected_samples.remaining, cut="top_p", value=top_p)
         beyond = {}
         for text, top in self.source.tops.items():
             beyond[text] = sum(math.exp(top[token]) for token in rule(top).dropped)
@@ -275,9 +277,9 @@ class Sampler:
             evidence=f"{top_p:g} after {text!r}",
             unlisted=False,
         )
-        return Case([text] * _FAR, {"top_p": top_p}, compare)
+        return SampleCase([text] * _FAR, {"top_p": top_p}, compare)
 
-    def _repeated_seed(self) -> Case:
+    def _repeated_seed(self) -> SampleCase:
         """Return the case of a seed, after the texts whose samples vary most."""
         alike = {}
         for text, top in self.source.tops.items():
@@ -285,7 +287,7 @@ class Sampler:
         texts = sorted(alike, key=lambda text: alike[text])[:_FLAT]
         options = {"seed": self.seed}
         alone = self.source.ask(texts, options)
-        return Case(texts, options, functools.partial(compare_repeated, alone))
+        return SampleCase(texts, options, functools.partial(compare_repeated, alone))
 
     def chats_obey(self, name: Parameter) -> None:
         """Require sampled chats that obey a parameter, as in `ChatSamples.obey`."""

@@ -13,8 +13,8 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
-from sm121.answers import promised
-from sm121.answers.promised import Cut, Top
+from sm121.answers import expected_samples
+from sm121.answers.expected_samples import Cut, Top
 from sm121.api.client import Api, Json, together
 from sm121.api.sample_source import NEUTRAL, TEXTS
 from sm121.client.completion_json import parse
@@ -35,7 +35,7 @@ _CONCURRENCY = 8
 _OFF = (1.5, 1 / 1.5)
 #: The log-likelihood ratio above which a parameter counts as disobeyed: the probability of a false
 #: alarm is 1 in 20,000.
-_WRONG = promised.WRONG + math.log(10.0)
+_WRONG = expected_samples.WRONG + math.log(10.0)
 #: The values from which each run draws one. At low temperatures, harmony's format stays intact.
 _VALUES: dict[str, tuple[float, ...]] = {
     "temperature": (0.6, 0.62, 0.65, 0.67, 0.7),
@@ -49,7 +49,7 @@ _LEAST_REST = 0.01
 Parameter = Cut | Literal["temperature"]
 
 
-class Place(NamedTuple):
+class ChatToken(NamedTuple):
     """A token of a chat's answer."""
 
     token: str
@@ -70,7 +70,7 @@ class ChatSamples:
     seed: int
 
     @functools.cached_property
-    def _greedy(self) -> list[list[Place]]:
+    def _greedy(self) -> list[list[ChatToken]]:
         """The tokens of the greedy answer to a chat with each of `TEXTS`."""
         return together(lambda text: self._ask(text, {}), TEXTS, at_once=_CONCURRENCY)
 
@@ -101,16 +101,16 @@ class ChatSamples:
             required = "samples that follow the log-probabilities of chats"
             evidence = (
                 f"{value:g}, {place.token}; log-likelihood ratios of other values: {sums}; seed "
-                f"{self.seed}; {promised.FALSE_ALARMS:g} is the probability of a false alarm in a "
-                "run"
+                f"{self.seed}; {expected_samples.FALSE_ALARMS:g} is the probability of a false "
+                "alarm in a run"
             )
             right = max(sums) < _WRONG
             require(right, required, "others", f"{name} of chats", evidence=evidence)
-            if max(sums) <= promised.RIGHT:
+            if max(sums) <= expected_samples.RIGHT:
                 return
         raise NotRun(f"{MOST_CHATS} chats are too few to decide whether {name} is obeyed")
 
-    def _sampled(self, text: str, options: Json) -> Iterator[Place]:
+    def _sampled(self, text: str, options: Json) -> Iterator[ChatToken]:
         """Yield the tokens of sampled chats, which are requested in batches."""
         for _ in range(0, MOST_CHATS, _BATCH):
             repeated = [text] * _BATCH
@@ -118,7 +118,7 @@ class ChatSamples:
             for places in chats:
                 yield from places
 
-    def _ask(self, text: str, options: Json) -> list[Place]:
+    def _ask(self, text: str, options: Json) -> list[ChatToken]:
         """Send a chat, and return the tokens of its answer."""
         capabilities = self.api.capabilities
         capabilities.require("chat_logprobs", "chat_token_ids", "top_logprobs_20")
@@ -136,18 +136,18 @@ class ChatSamples:
         for position in positions:
             # The drawn token is always listed, perhaps in place of the last of the likeliest.
             top = nlargest(_LISTED - 1, position.top.items(), itemgetter(1))
-            places.append(Place(position.token, dict(top)))
+            places.append(ChatToken(position.token, dict(top)))
         return places
 
 
-def _log_odds(name: Parameter, value: float, place: Place) -> list[float]:
+def _log_odds(name: Parameter, value: float, place: ChatToken) -> list[float]:
     """Return the log-likelihood ratio of a token for each alternative hypothesis."""
     token, top = place
     if name == "temperature":
         if token not in top:
             return [0.0, 0.0]
-        return [promised.log_ratio(top, token, value, factor) for factor in _OFF]
-    dropped = promised.remaining(top, name, value).dropped
+        return [expected_samples.log_ratio(top, token, value, factor) for factor in _OFF]
+    dropped = expected_samples.remaining(top, name, value).dropped
     if token in dropped:
         return [math.inf, math.inf]
     cut_off = sum(math.exp(top[other]) for other in dropped)

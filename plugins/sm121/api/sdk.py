@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm121.answers import prompts
-from sm121.answers.exam import Completion
+from sm121.answers.exam import ExamCompletion
 from sm121.core import level_settings, verdict
 from sm121.core.profile import Profile
 from sm121.core.unmet import Fact, require, require_each, require_none
@@ -72,7 +72,7 @@ class Sdk:
             **{"temperature": 0.0, **options},
         )
 
-    def knows(self, completions: Iterable[Completion]) -> None:
+    def knows(self, completions: Iterable[ExamCompletion]) -> None:
         """Require that completions begin as the exam expects.
 
         Args:

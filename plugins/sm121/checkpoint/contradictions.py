@@ -19,7 +19,7 @@ _MOST = 0.5
 
 
 @dataclass(frozen=True)
-class Judgement:
+class LabelJudgement:
     """The result of comparing a label with the tensors."""
 
     #: The contradictions.
@@ -28,7 +28,7 @@ class Judgement:
     notes: tuple[str, ...]
 
 
-def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> Judgement:
+def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> LabelJudgement:
     """Compare a label with the weights.
 
     Args:
@@ -42,11 +42,11 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
     facts = [*_wrong_experts(held, config)]
     if own.unknown:
         note = f"the label {own.unknown} is not judged: no row of checkpoint.toml describes it"
-        return Judgement(tuple(facts), (note,))
+        return LabelJudgement(tuple(facts), (note,))
     matrices = [_Matrix.of(own, each) for each in held if _is_judged(each)]
     left, notes = _left_alone(matrices)
     wrong = [each for each in matrices if each.is_wrong]
-    return Judgement((*facts, *_facts(own, [*wrong, *left])), tuple(notes))
+    return LabelJudgement((*facts, *_facts(own, [*wrong, *left])), tuple(notes))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """The weights of one part of a model in one format."""
 
     #: The name in checkpoint.toml; ``draft`` for a drafter.
@@ -46,7 +46,7 @@ class Inspection:
     config: Mapping[str, Any]
     label: Label
     weights: tuple[Weight, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[WeightPart, ...]
     #: The number of experts in a layer; None: the model has no experts.
     experts: int | None
     #: The number of experts that a token uses; None: no experts, or unknown.
@@ -132,15 +132,15 @@ def of_folder(folder: Path) -> Inspection:
     )
 
 
-def _parts(held: Sequence[Weight], experts: int | None, used: int | None) -> Iterable[Part]:
+def _parts(held: Sequence[Weight], experts: int | None, used: int | None) -> Iterable[WeightPart]:
     """Yield the parts, the largest first."""
     has_head = any(weight.group == "lm_head" for weight in held)
     share = used / experts if used is not None and experts else 1.0
-    parts: dict[tuple[str, str], Part] = {}
+    parts: dict[tuple[str, str], WeightPart] = {}
     layers: dict[tuple[str, str], set[int | None]] = {}
     for weight in held:
         key = (weight.group, weight.format or _VECTORS)
-        part = parts.get(key, Part(*key, layers="", weights=0, stored=0, read=0.0))
+        part = parts.get(key, WeightPart(*key, layers="", weights=0, stored=0, read=0.0))
         parts[key] = replace(
             part,
             weights=part.weights + 1,

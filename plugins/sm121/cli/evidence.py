@@ -90,7 +90,7 @@ def _profile(options: argparse.Namespace) -> int:
 
     if options.prompt < 1 or options.tokens < 1:
         raise UsageError("--prompt, --tokens: expected at least 1")
-    request = decode_command.Request(
+    request = decode_command.DecodeRequest(
         target=options.target,
         prompt=options.prompt,
         tokens=options.tokens,
@@ -165,7 +165,7 @@ def _record(options: argparse.Namespace) -> None:
     from sm121.session import record_command
 
     record = record_command.run(
-        record_command.Request(
+        record_command.RecordRequest(
             profile=options.profile,
             configuration=options.configuration,
             engine_python=options.engine_python,
@@ -224,7 +224,7 @@ def _add_init_profile(commands: Commands) -> None:
 def _init_profile(options: argparse.Namespace) -> int:
     from sm121.session import init_command
 
-    request = init_command.Request(
+    request = init_command.InitRequest(
         base_url=options.base_url,
         model=options.model,
         served_name=options.served_model_name,

@@ -177,7 +177,7 @@ def _path(options: argparse.Namespace) -> None:
     from sm121.session import path_command
 
     path_command.run(
-        path_command.Request(
+        path_command.PathRequest(
             logs=tuple(options.logs),
             container=options.container,
             libraries=options.libraries is not None,

@@ -225,7 +225,7 @@ def _add_warm(commands: Commands) -> None:
 
 def _warm(options: argparse.Namespace) -> int:
     from sm121.core import architecture
-    from sm121.engines.warm import Warmth
+    from sm121.engines.warm import RequiredModules
 
     name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
     variables = {}
@@ -234,7 +234,7 @@ def _warm(options: argparse.Namespace) -> int:
         if not (key and equals):
             raise UsageError(f"--engine-env {assignment}: expected KEY=VALUE")
         variables[key] = value
-    warmth = Warmth.of(
+    warmth = RequiredModules.of(
         profile.load(name), options.engine_python, variables, options.module, options.configuration
     )
     print(templates.rendered("warm.txt.j2", warmth=warmth), end="")

@@ -14,7 +14,7 @@ _LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One sample of a Prometheus exposition."""
 
     name: str
@@ -25,7 +25,7 @@ class Sample:
     line: str
 
 
-def samples_of(text: str, wanted: Callable[[str], bool]) -> Iterator[Sample]:
+def samples_of(text: str, wanted: Callable[[str], bool]) -> Iterator[MetricSample]:
     """Parse a Prometheus exposition.
 
     Args:
@@ -46,4 +46,4 @@ def samples_of(text: str, wanted: Callable[[str], bool]) -> Iterator[Sample]:
         except ValueError:
             continue
         labels = dict(_LABEL.findall(match["labels"] or ""))
-        yield Sample(name=match["name"], labels=labels, value=value, line=line)
+        yield MetricSample(name=match["name"], labels=labels, value=value, line=line)

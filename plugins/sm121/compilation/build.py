@@ -94,7 +94,7 @@ def build(
     return Built(architecture, _outcome_of(finding), str(finding), finding)
 
 
-def _first_error(ended: child.Ended) -> str:
+def _first_error(ended: child.ProcessResult) -> str:
     """Return the first line with an error, or the last line of the compiler's output."""
     lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
     for line in lines:

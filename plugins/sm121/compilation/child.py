@@ -23,7 +23,7 @@ class TookTooLong(errors.Sm121Error):
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessResult:
     """The result of a child process.
 
     Attributes:
@@ -41,7 +41,7 @@ def run(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-) -> Ended:
+) -> ProcessResult:
     """Run a command, and wait until it ends.
 
     Args:
@@ -80,7 +80,7 @@ def run(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return Ended(status, output.decode("utf-8", "replace"))
+    return ProcessResult(status, output.decode("utf-8", "replace"))
 
 
 def _drain(stream: IO[bytes], deadline: float) -> bytes:

@@ -35,7 +35,10 @@ _THREADS = "FLASHINFER_NVCC_THREADS"
 _ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"
 
 #: The packages with precompiled kernels for FlashInfer: names of distributions by module.
-_BESIDE = {"flashinfer_cubin": "flashinfer-cubin", "flashinfer_jit_cache": "flashinfer-jit-cache"}
+_PRECOMPILED = {
+    "flashinfer_cubin": "flashinfer-cubin",
+    "flashinfer_jit_cache": "flashinfer-jit-cache",
+}
 #: Packages that cannot be imported with other releases of these requirements.
 _OF_ONE_TIME = {
     "torchvision": ("torch",),
@@ -258,14 +261,14 @@ class FlashInferModules:
             NoAnswer: The interpreter does not answer.
         """
         cache = caches.CompileCaches.of(environment).flashinfer
-        found = interpreter.packages(python, ["flashinfer", *_BESIDE], environment)
+        found = interpreter.packages(python, ["flashinfer", *_PRECOMPILED], environment)
         place, version = found["flashinfer"]
         if place is None:
             return cls(None, cache, installed=False)
         folder = Path(place)
         ahead = [folder / "data" / "aot", *sorted(folder.parent.glob("flashinfer_jit_cache*"))]
         beside = {}
-        for module, name in _BESIDE.items():
+        for module, name in _PRECOMPILED.items():
             _, version_beside = found[module]
             if version_beside is not None:
                 beside[name] = version_beside
@@ -340,7 +343,7 @@ def _is_in_cache(module: JitModule, folders: Sequence[Path]) -> bool:
 
 
 @dataclass(frozen=True)
-class Bound:
+class JobLimit:
     """The limit on the number of concurrent compile jobs, by the memory that the engine leaves.
 
     Attributes:
@@ -359,7 +362,7 @@ class Bound:
 
 def bound(
     modules: Sequence[JitModule], environment: Mapping[str, str], *, resident_gib: float = 0.0
-) -> Bound:
+) -> JobLimit:
     """Return the limit on the compile jobs for some modules.
 
     Args:
@@ -376,7 +379,7 @@ def bound(
     job = at_once * max(module.memory_gib for module in modules)
     available = psutil.virtual_memory().available / _GIB
     fitting = max(0, int((available - resident_gib - reserve) / job))
-    return Bound(
+    return JobLimit(
         fitting,
         min(fitting, os.cpu_count() or 1),
         f"{job:.1f} GiB for a compile job, {resident_gib:.0f} GiB for the weights and "

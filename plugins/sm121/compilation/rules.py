@@ -79,7 +79,7 @@ class RuleFinding:
         return "; ".join(parts) or f"{self.kernels} kernels as required"
 
 
-def examine(rule: SassRule, kernels: Iterable[sass.Kernel]) -> RuleFinding:
+def examine(rule: SassRule, kernels: Iterable[sass.SassKernel]) -> RuleFinding:
     """Evaluate a rule on kernels.
 
     Args:

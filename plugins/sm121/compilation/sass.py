@@ -35,7 +35,7 @@ class UnreadableSass(Sm121Error):
 
 
 @dataclass
-class Kernel:
+class SassKernel:
     """One function of machine code.
 
     Attributes:
@@ -60,11 +60,11 @@ class _Reader:
     def __init__(self, origin: str) -> None:
         self._origin = origin
         self._target: CodeArchitecture | None = None
-        self._kernel: Kernel | None = None
+        self._kernel: SassKernel | None = None
         #: Whether no instruction so far can branch away.
         self._is_straight = True
 
-    def read(self, line: str) -> Kernel | None:
+    def read(self, line: str) -> SassKernel | None:
         """Read one line, and return the kernel that ends before it, or None."""
         if self._kernel is not None:
             instruction = _INSTRUCTION.match(line)
@@ -80,21 +80,21 @@ class _Reader:
             return self.end()
         return None
 
-    def end(self) -> Kernel | None:
+    def end(self) -> SassKernel | None:
         """Return the kernel that ends here, or None."""
         kernel = self._kernel
         self._kernel = None
         return kernel
 
-    def _begin(self, name: str) -> Kernel | None:
+    def _begin(self, name: str) -> SassKernel | None:
         if self._target is None:
             raise UnreadableSass(f"{self._origin}: function {name} before any architecture")
         ended = self.end()
-        self._kernel = Kernel(name, self._target)
+        self._kernel = SassKernel(name, self._target)
         self._is_straight = True
         return ended
 
-    def _add(self, kernel: Kernel, instruction: re.Match[str]) -> None:
+    def _add(self, kernel: SassKernel, instruction: re.Match[str]) -> None:
         opcode = instruction["opcode"].rstrip(".")
         kernel.opcodes[opcode] += 1
         base, _, _modifiers = opcode.partition(".")
@@ -105,7 +105,7 @@ class _Reader:
             self._is_straight = False
 
 
-def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
+def parse(lines: Iterable[str], origin: str) -> Iterator[SassKernel]:
     """Yield the kernels in the output of ``cuobjdump -sass``.
 
     Args:
@@ -134,7 +134,7 @@ def disassemble(
     *,
     only: CodeArchitecture | None = None,
     timeout_s: float = 120.0,
-) -> Iterator[Kernel]:
+) -> Iterator[SassKernel]:
     """Yield the kernels of an object file, library, fat binary or cubin, while it is read.
 
     Args:

@@ -167,7 +167,7 @@ class NodeWatch:
             taken[name_of_files(other)] = text
         return taken
 
-    def _keep_company(self, launch: Launch) -> None:
+    def _send_heartbeats(self, launch: Launch) -> None:
         """Accept the nodes' connections, and send heartbeats to the nodes."""
         with contextlib.suppress(BlockingIOError, OSError):
             while self._beacon is not None:
@@ -186,7 +186,7 @@ class NodeWatch:
     def _faults(self, launch: Launch) -> Iterator[NodeLoss]:
         """Yield the faults of all nodes, in the order in which they are judged."""
         now = time.monotonic()
-        self._keep_company(launch)
+        self._send_heartbeats(launch)
         ends = [entry["monotonic_s"] for entry in _unwanted_ends(launch.exits())]
         first_here = min(ends, default=math.inf)
         for other in self.others:

@@ -1,6 +1,6 @@
 """The other nodes of a server: the calls that `ManagedServer` makes, and the class for no nodes.
 
-`spanning.RankNodes` is for vLLM's own ``--nnodes``, `ray_cluster.RayPlaces` for a Ray cluster.
+`spanning.RankNodes` is for vLLM's own ``--nnodes``, `ray_cluster.RayNodes` for a Ray cluster.
 """
 
 from collections.abc import Mapping

@@ -16,7 +16,7 @@ from sm121.engines.endings import StopReport
 from sm121.engines.life import ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.engines.other_nodes import NoOtherNodes, OtherNodes
-from sm121.engines.ray_cluster import RayPlaces
+from sm121.engines.ray_cluster import RayNodes
 from sm121.engines.server_errors import StartError
 from sm121.engines.spanning import RankNodes
 from sm121.engines.starting import StartHooks, StartLimits
@@ -149,7 +149,7 @@ class ServerPool:
         if configuration.span is None:
             return NoOtherNodes()
         if configuration.span.launcher == "ray":
-            return RayPlaces(configuration)
+            return RayNodes(configuration)
         return RankNodes(configuration, self.limits.stop_s, self.run_id, added)
 
     def failure(self, configuration: ServerConfiguration) -> StartError | None:

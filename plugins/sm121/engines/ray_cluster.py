@@ -131,7 +131,7 @@ def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
 
 
 @dataclass
-class RayPlaces:
+class RayNodes:
     """The nodes of a server whose ranks are actors of Ray; implements `OtherNodes`."""
 
     configuration: ServerConfiguration

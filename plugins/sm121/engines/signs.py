@@ -51,7 +51,7 @@ class Signs:
     #: Pages that the server does not offer.
     withheld: frozenset[str] = frozenset()
 
-    def is_one_with(self, other: "Signs") -> bool | None:
+    def is_same_process(self, other: "Signs") -> bool | None:
         """Return whether both are signs of the same process; None if that is unknown.
 
         Args:

@@ -26,7 +26,7 @@ _LINES = 12
 
 
 @dataclass(frozen=True)
-class Warmth:
+class RequiredModules:
     """The modules of FlashInfer that an engine may compile, and those that its cache lacks."""
 
     #: The engine's interpreter.
@@ -53,7 +53,7 @@ class Warmth:
         variables: Mapping[str, str],
         names: Sequence[str] = (),
         configuration: str | None = None,
-    ) -> "Warmth":
+    ) -> "RequiredModules":
         """Find the modules that a profile's configurations need in the engine's release.
 
         These are the configuration under test and the baseline. If modules of both have the same

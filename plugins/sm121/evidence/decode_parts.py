@@ -28,7 +28,7 @@ class _Piece(DataTable):
     regex: Regex
 
 
-class Decision(DataTable):
+class DecisionRow(DataTable):
     """A row of the benchmark plan's decision table."""
 
     #: The rows of the table of kernels whose shares are added.
@@ -55,7 +55,7 @@ class DecodeFile(DataTable):
     """The content of decode.toml."""
 
     piece: Entries[_Piece]
-    decision: tuple[Decision, ...]
+    decision: tuple[DecisionRow, ...]
     gates: Gates
 
 

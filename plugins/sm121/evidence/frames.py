@@ -7,13 +7,13 @@ the continuation of a message, such as the log of a compiler.
 from enum import Enum, auto
 
 from sm121.evidence import log_message
-from sm121.evidence.log_message import LogLine, Worker
+from sm121.evidence.log_message import LoggingWorker, LogLine
 
 #: The maximum number of processes whose stacks are followed.
 _MOST_PROCESSES = 256
 
 #: A process, identified by its container, its name and its worker, if any.
-_Process = tuple[str, str, Worker | None]
+_Process = tuple[str, str, LoggingWorker | None]
 
 
 class Place(Enum):

@@ -15,7 +15,7 @@ from sm121.evidence.kernel_names import Part, part_of
 _FOLDERS_OF_ALL = ("", "cached_ops", "cache", "generated")
 
 
-class JitModule(data_file.Record):
+class CachedModule(data_file.Record):
     """One compiled module."""
 
     name: str
@@ -30,7 +30,7 @@ class JitModule(data_file.Record):
     """The time of its last change, in seconds since 1970."""
 
 
-def read_modules(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule]:
+def read_modules(places: Iterable[Path], gpu: int = architecture.GB10) -> list[CachedModule]:
     """Read the modules in some cache folders.
 
     FlashInfer's modules are shared libraries, in folders of the same name; Triton's are cubins.
@@ -52,7 +52,7 @@ def read_modules(places: Iterable[Path], gpu: int = architecture.GB10) -> list[J
                 f"--jit-cache {folder}: expected a folder of compiled modules, got no such path. "
                 "By default, FlashInfer uses ~/.cache/flashinfer, and Triton ~/.triton/cache."
             )
-    modules: list[JitModule] = []
+    modules: list[CachedModule] = []
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":
             continue  # the library in the same folder contains it
@@ -61,7 +61,7 @@ def read_modules(places: Iterable[Path], gpu: int = architecture.GB10) -> list[J
             continue
         name = _name_of(file)
         modules.append(
-            JitModule(
+            CachedModule(
                 name=name,
                 part=part_of(name),
                 state=report.state.value,
@@ -82,7 +82,7 @@ def _name_of(file: Path) -> str:
     return file.name.partition(".")[0]
 
 
-def evidence(modules: Sequence[JitModule]) -> dict[str, str]:
+def evidence(modules: Sequence[CachedModule]) -> dict[str, str]:
     """Return a line for each module, as evidence of a kernel path.
 
     Args:

@@ -16,12 +16,12 @@ from sm121.core import data_file, redaction
 from sm121.evidence import log_lines, log_message
 from sm121.evidence.failure import FailureReader
 from sm121.evidence.failure_tables import load_failures
-from sm121.evidence.log_message import LogLine, Worker
+from sm121.evidence.log_message import LoggingWorker, LogLine
 from sm121.evidence.log_start import LogStart, RankLinks
 from sm121.evidence.server_state import (
     LIST_LIMIT,
     LISTS,
-    Candidate,
+    ProvenValue,
     ServerState,
     minute_of_year,
 )
@@ -154,7 +154,7 @@ class _Source(NamedTuple):
     """The origin of a line: a container, and a worker in it (None: no worker printed the line)."""
 
     container: str
-    worker: Worker | None
+    worker: LoggingWorker | None
 
 
 class LogReader:
@@ -261,13 +261,13 @@ class LogReader:
                 path.log.ends[container] = state.ended
         return path
 
-    def workers(self) -> dict[Worker, KernelPath]:
+    def workers(self) -> dict[LoggingWorker, KernelPath]:
         """Return the path that the lines of each worker prove.
 
         Values from lines that no worker printed apply to all workers whose own lines do not prove
         another value.
         """
-        paths: dict[Worker, KernelPath] = {}
+        paths: dict[LoggingWorker, KernelPath] = {}
         for source, state in self._workers.items():
             if source.worker is None:
                 continue
@@ -434,7 +434,7 @@ def _speaks_of_path(state: ServerState) -> bool:
     return any(state.lists[name] for name in _LISTS_OF_SERVERS)
 
 
-def _set_value(path: KernelPath, name: str, offers: Sequence[Candidate | None]) -> None:
+def _set_value(path: KernelPath, name: str, offers: Sequence[ProvenValue | None]) -> None:
     """Set a field if all servers of the log prove the same value."""
     named = [candidate for candidate in offers if candidate is not None]
     if not named:

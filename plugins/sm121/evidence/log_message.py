@@ -74,7 +74,7 @@ _LEVELS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class LoggingWorker:
     """The worker that printed a line. Its name is not used, as it changes once the rank is known.
 
     Attributes:
@@ -112,7 +112,7 @@ class LogLine:
     bare: bool
     stamp: str | None = field(default=None, compare=False)
     process: str = field(default="", compare=False)
-    worker: Worker | None = field(default=None, compare=False)
+    worker: LoggingWorker | None = field(default=None, compare=False)
     number: int = field(default=0, compare=False)
     lines: tuple[str, ...] = field(default=(), compare=False)
 
@@ -196,7 +196,7 @@ class _Rest:
     bare: bool = True
     stamp: str | None = None
     process: str = ""
-    worker: Worker | None = None
+    worker: LoggingWorker | None = None
     node: str | None = None
 
     def take_json(self) -> None:
@@ -243,7 +243,7 @@ class _Rest:
         if not pid and "Worker" in self.process:
             pid = match["pid"]
         if pid:
-            self.worker = Worker(pid, self.node or "")
+            self.worker = LoggingWorker(pid, self.node or "")
         self.text = self.text[match.end() :]
         self.bare = False
         return True

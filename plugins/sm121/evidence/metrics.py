@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm121.client.exposition import Sample, samples_of
+from sm121.client.exposition import MetricSample, samples_of
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_message import cut
 from sm121.evidence.signatures import MetricSignature, load_signatures
@@ -107,7 +107,7 @@ def _is_counter_of_engine(name: str) -> bool:
     return name.endswith("_total") and ":" in name
 
 
-def _read(signature: MetricSignature, samples: Sequence[Sample]) -> _Reading | None:
+def _read(signature: MetricSignature, samples: Sequence[MetricSample]) -> _Reading | None:
     """Return the value that a signature finds, or None."""
     matches = [sample for sample in samples if sample.name == signature.metric]
     if signature.absent is not None:
@@ -126,7 +126,7 @@ def _read(signature: MetricSignature, samples: Sequence[Sample]) -> _Reading | N
     return _Reading(value, cut(line, _LONGEST_EVIDENCE, around=start))
 
 
-def _read_absence(signature: MetricSignature, samples: Sequence[Sample]) -> _Reading | None:
+def _read_absence(signature: MetricSignature, samples: Sequence[MetricSample]) -> _Reading | None:
     """Return the value that an absent metric proves, if the server served requests."""
     if signature.absent is None:
         return None

@@ -13,7 +13,7 @@ from typing import Any
 from sm121.core import data_file
 from sm121.core.engine_settings import KernelPathRequirement
 from sm121.evidence.kernel_path import KernelPath, LogReader, give, shown
-from sm121.evidence.log_message import Worker
+from sm121.evidence.log_message import LoggingWorker
 from sm121.evidence.requirement import (
     COMPARED,
     Contradiction,
@@ -80,7 +80,9 @@ def read_ranks(
     return sorted(rank_paths, key=_order)
 
 
-def _by_node(workers: Mapping[Worker, KernelPath], log_node: str) -> dict[str, list[RankPath]]:
+def _by_node(
+    workers: Mapping[LoggingWorker, KernelPath], log_node: str
+) -> dict[str, list[RankPath]]:
     """Group the workers of a log by node. `log_node`: the node of lines without an address."""
     nodes: dict[str, list[RankPath]] = {}
     for worker, path in workers.items():
@@ -91,7 +93,7 @@ def _by_node(workers: Mapping[Worker, KernelPath], log_node: str) -> dict[str, l
     return nodes
 
 
-def _is_copied(worker: Worker, workers: Mapping[Worker, KernelPath]) -> bool:
+def _is_copied(worker: LoggingWorker, workers: Mapping[LoggingWorker, KernelPath]) -> bool:
     """Return whether the lines of a worker are a copy of another worker's lines.
 
     Two Ray nodes on one host read each other's files. For rank 0, the lines without an address are

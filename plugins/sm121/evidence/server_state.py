@@ -33,7 +33,7 @@ _PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
 
 @dataclass(slots=True)
-class Candidate:
+class ProvenValue:
     """A value that a line proves.
 
     Attributes:
@@ -70,7 +70,7 @@ class ServerState:
 
     failures: FailureReader = field(default_factory=FailureReader)
     facts: set[str] = field(default_factory=set)
-    candidates: dict[str, list[Candidate]] = field(default_factory=dict)
+    candidates: dict[str, list[ProvenValue]] = field(default_factory=dict)
     lists: dict[str, dict[str, str]] = field(
         default_factory=lambda: {name: {} for name in LISTS.values()}
     )
@@ -134,11 +134,11 @@ class ServerState:
                 if candidate.value != value and len(candidate.others) < LIST_LIMIT:
                     candidate.others.setdefault(str(value), excerpt)
                 return
-        candidates.append(Candidate(value, signature.strength, excerpt, signature.needs))
+        candidates.append(ProvenValue(value, signature.strength, excerpt, signature.needs))
 
-    def resolve(self) -> dict[str, Candidate]:
+    def resolve(self) -> dict[str, ProvenValue]:
         """Return, for each field, the strongest value whose required facts the log states."""
-        resolved: dict[str, Candidate] = {}
+        resolved: dict[str, ProvenValue] = {}
         for name, candidates in self.candidates.items():
             possible = [item for item in candidates if self.facts.issuperset(item.needs)]
             if possible:

@@ -12,7 +12,7 @@ from sm121.evidence.failure import classify_lines
 from sm121.evidence.failure_patterns import QUIET_LEVELS
 from sm121.evidence.failure_tables import any_of, load_failures
 from sm121.evidence.log_lines import LINE_LIMIT, join_wrapped
-from sm121.evidence.log_message import LogLine, Worker, cut, is_traceback_opening
+from sm121.evidence.log_message import LoggingWorker, LogLine, cut, is_traceback_opening
 
 _TRACEBACK = "engine_traceback"
 _UNKNOWN = "unknown"
@@ -22,7 +22,7 @@ _OF_MACHINE = (_UNKNOWN, "host", "oom")
 _CHAINED = ("During handling of the above", "The above exception was")
 
 #: A process, identified by its name and its worker, if any.
-_Process = tuple[str, Worker | None]
+_Process = tuple[str, LoggingWorker | None]
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ _ERROR_BYTES = 4096
 _LAST_LINE = 300
 
 
-class Ended(Sm121Error):
+class ProcessEnded(Sm121Error):
     """The process ended, or was killed, before it answered. The message has the reason."""
 
 
@@ -171,14 +171,14 @@ class Child:
         while not line.endswith(b"\n"):
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([process.stdout], [], [], remaining)[0]:
-                raise Ended(Fact(f"an end within {within_s:g} s"))
+                raise ProcessEnded(Fact(f"an end within {within_s:g} s"))
             block = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not block:
                 raise self._describe_end(process)
             line += block
         return line
 
-    def _describe_end(self, process: subprocess.Popen[bytes]) -> Ended | NotRun:
+    def _describe_end(self, process: subprocess.Popen[bytes]) -> ProcessEnded | NotRun:
         """Wait for a process that has closed its output, and return why it ended."""
         status = process.wait()
         assert self._errors is not None
@@ -189,7 +189,7 @@ class Child:
         if status == _CANNOT_JUDGE:
             return NotRun(f"the kernels cannot be judged with {self.python}: {last}; {_NEEDED}")
         ending = signal.Signals(-status).name if status < 0 else status
-        return Ended(Fact("a result", f"the process ended with {ending}: {last}"))
+        return ProcessEnded(Fact("a result", f"the process ended with {ending}: {last}"))
 
 
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:

@@ -24,7 +24,7 @@ _E2M1_ONE = 2
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExpertLayer:
     """The weights of a layer's experts, in the shapes of `sm121.kernels.protocol.FusedMoe`."""
 
     w1: moe.Packed
@@ -34,7 +34,7 @@ class Layer:
 
 
 @functools.lru_cache(maxsize=4)
-def layer_of(hidden: int, intermediate: int, experts: int, seed: int) -> Layer:
+def layer_of(hidden: int, intermediate: int, experts: int, seed: int) -> ExpertLayer:
     """Make a layer of random bytes.
 
     The scales are such that the hidden layer has values around the SwiGLU limit.
@@ -55,7 +55,7 @@ def layer_of(hidden: int, intermediate: int, experts: int, seed: int) -> Layer:
         return codes.to(torch.uint8), (mxfp4.E8M0_BIAS + exponent + jitter).to(torch.uint8)
 
     # The order of these lines is the order of the random numbers.
-    return Layer(
+    return ExpertLayer(
         w1=packed(2 * intermediate, hidden, first),
         w1_bias=torch.randn(experts, 2 * intermediate, generator=generator).bfloat16(),
         w2=packed(hidden, intermediate, second),
@@ -92,7 +92,7 @@ def _random_experts(case: MoeCase, experts: int, generator: torch.Generator) -> 
     return order[:, : case.top_k].int()
 
 
-def reading_out(layer: Layer) -> Layer:
+def reading_out(layer: ExpertLayer) -> ExpertLayer:
     """Return a layer that copies each hidden activation to one output.
 
     In the second matrix, column j has a one in row j mod H, and zeros elsewhere. The first biases
@@ -111,10 +111,10 @@ def reading_out(layer: Layer) -> Layer:
     bias[:, 0::2] += 1.5
     bias[:, 1::2] += 1.0
     ones = torch.full_like(layer.w2[1], mxfp4.E8M0_BIAS)
-    return Layer(layer.w1, bias, (packed, ones), torch.zeros_like(layer.w2_bias))
+    return ExpertLayer(layer.w1, bias, (packed, ones), torch.zeros_like(layer.w2_bias))
 
 
-def with_gates(layer: Layer, bias: float) -> Layer:
+def with_gates(layer: ExpertLayer, bias: float) -> ExpertLayer:
     """Return a layer with one bias for every gate and without the second biases.
 
     With small activations, each gate is then approximately this bias.
@@ -125,10 +125,10 @@ def with_gates(layer: Layer, bias: float) -> Layer:
     """
     biases = layer.w1_bias.clone()
     biases[:, 0::2] = bias
-    return Layer(layer.w1, biases, layer.w2, torch.zeros_like(layer.w2_bias))
+    return ExpertLayer(layer.w1, biases, layer.w2, torch.zeros_like(layer.w2_bias))
 
 
-def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
+def ranged(layer: ExpertLayer, x: Tensor, power: int) -> tuple[ExpertLayer, Tensor]:
     """Multiply the first block's activations by 2^power, and divide its scales in w1 by as much.
 
     Args:
@@ -192,7 +192,7 @@ def dense(outputs: int, inputs: int) -> moe.Packed:
     return codes, scales
 
 
-def with_nan(layer: Layer, idle: Tensor) -> Layer:
+def with_nan(layer: ExpertLayer, idle: Tensor) -> ExpertLayer:
     """Return a layer with NaN in every scale and bias of some experts.
 
     Args:
@@ -207,7 +207,7 @@ def with_nan(layer: Layer, idle: Tensor) -> Layer:
     w2_scales[idle] = mxfp4.E8M0_NAN
     w1_bias[idle] = torch.nan
     w2_bias[idle] = torch.nan
-    return Layer(
+    return ExpertLayer(
         w1=(layer.w1[0], w1_scales),
         w1_bias=w1_bias,
         w2=(layer.w2[0], w2_scales),

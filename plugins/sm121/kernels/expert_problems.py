@@ -105,7 +105,7 @@ class _MoeInputs:
     x: Tensor
     shares: Tensor
     ids: Tensor
-    layer: expert_layers.Layer
+    layer: expert_layers.ExpertLayer
 
 
 def experts(case: cases.MoeCase) -> Problem:

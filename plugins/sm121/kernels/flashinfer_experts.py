@@ -14,7 +14,7 @@ from torch import Tensor
 from sm121.core.verdict import NotRun
 from sm121.evidence.failure import classify_lines
 from sm121.kernels import flashinfer_releases
-from sm121.kernels.flashinfer_layer import ALIGNED, BLOCK, Layer
+from sm121.kernels.flashinfer_layer import ALIGNED, BLOCK, FlashInferLayer
 from sm121.kernels.planning import Call, PlanningProvider
 from sm121.kernels.protocol import FusedMoe, Operation, Packed
 
@@ -196,7 +196,7 @@ class FlashInferExperts(PlanningProvider):
             )
         if not len(inputs.x):
             return None
-        layer = Layer.of(inputs)
+        layer = FlashInferLayer.of(inputs)
         form = self._w4a16(layer) if self._capability == 90 else self._w4a8(layer)
         quantize = self._mxfp8_quantizer() if form.quantises else None
 
@@ -227,7 +227,7 @@ class FlashInferExperts(PlanningProvider):
 
         return call
 
-    def _w4a16(self, layer: Layer) -> _ExpertCall:
+    def _w4a16(self, layer: FlashInferLayer) -> _ExpertCall:
         """Return the variant with bfloat16 activations."""
         module = "flashinfer.fused_moe"
         order_weights = self._api(module, "interleave_moe_weights_for_sm90_mixed_gemm")
@@ -245,7 +245,7 @@ class FlashInferExperts(PlanningProvider):
             scales.append(order_scales(matrix_scales, BLOCK))
         return _ExpertCall(fused_moe, weights, scales, quantises=False)
 
-    def _w4a8(self, layer: Layer) -> _ExpertCall:
+    def _w4a8(self, layer: FlashInferLayer) -> _ExpertCall:
         """Return the variant with MXFP8 activations, as vLLM's `FLASHINFER_CUTLASS_MXFP4_MXFP8`.
 
         The scales are in tiles of 128 rows by 4 blocks. Weights and scales are passed as wider

@@ -17,7 +17,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True)
-class Layer:
+class FlashInferLayer:
     """A layer in the layout of both variants of `cutlass_fused_moe`: up rows before gate rows.
 
     Attributes:
@@ -37,7 +37,7 @@ class Layer:
     to_hidden: int
 
     @classmethod
-    def of(cls, inputs: FusedMoe) -> "Layer":
+    def of(cls, inputs: FusedMoe) -> "FlashInferLayer":
         """Make the layer from a checkpoint's tensors, in which gate and up rows alternate.
 
         Args:

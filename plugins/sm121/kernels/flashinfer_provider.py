@@ -74,8 +74,8 @@ class FlashInferProvider(FlashInferExperts):
             last=torch.tensor(paging.last, dtype=torch.int32, device=q.device),
             page=_PAGE,
         )
-        sizes = flashinfer_sinks.Sizes(q.shape[1], k.shape[1], q.shape[2])
-        kernel = flashinfer_sinks.Kernel("NHD", q.dtype, cache_type, inputs.window, sizes)
+        sizes = flashinfer_sinks.LayerSizes(q.shape[1], k.shape[1], q.shape[2])
+        kernel = flashinfer_sinks.SinkKernel("NHD", q.dtype, cache_type, inputs.window, sizes)
         wrapper = kernel.planned(self._sink_wrapper(), self._workspace("prefill"), batch)
         heads = k.shape[1]
         size = k.shape[2]
@@ -184,8 +184,8 @@ class FlashInferProvider(FlashInferExperts):
             last=(lengths - (counts - 1) * page).int().to(q.device),
             page=page,
         )
-        sizes = flashinfer_sinks.Sizes(q.shape[1], kv_cache.shape[2], q.shape[2])
-        kernel = flashinfer_sinks.Kernel("HND", q.dtype, cache.dtype, inputs.window, sizes)
+        sizes = flashinfer_sinks.LayerSizes(q.shape[1], kv_cache.shape[2], q.shape[2])
+        kernel = flashinfer_sinks.SinkKernel("HND", q.dtype, cache.dtype, inputs.window, sizes)
         wrapper = kernel.planned(self._sink_wrapper(), self._workspace("decode-fa2"), batch)
         given = _as_given(cache)
         return lambda: wrapper.run(q, given, inputs.sinks, inputs.scale)

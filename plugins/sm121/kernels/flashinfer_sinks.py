@@ -19,7 +19,7 @@ _CACHES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LayerSizes:
     """The sizes of an attention layer."""
 
     query_heads: int
@@ -47,7 +47,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class SinkKernel:
     """The properties for which the wrapper compiles a module.
 
     Attributes:
@@ -62,7 +62,7 @@ class Kernel:
     queries: torch.dtype
     cache: torch.dtype
     window: int | None
-    sizes: Sizes
+    sizes: LayerSizes
 
     def planned(self, wrapper: Any, workspace: Tensor, batch: Batch) -> Any:
         """Make and plan a wrapper.

@@ -15,7 +15,7 @@ from sm121.oracles import mxfp4, mxfp8
 _MXFP4_EDGES = (3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875)
 _MXFP8_EDGES = (224.0, 240.0, 256.0, 300.0, 446.0, 448.0, 450.0, 480.0, 510.0)
 #: The relative distance between a midpoint and the values next to it: the last bit of bfloat16.
-_BESIDE = 2.0**-7
+_NEXT_TO_MIDPOINT = 2.0**-7
 #: Scales are only judged for blocks whose largest magnitude is within these bounds. Outside them,
 #: near the ends of E8M0's range, implementations clamp, flush or treat values specially; there,
 #: only the magnitude of the values is checked.
@@ -44,8 +44,8 @@ def midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
         elements = mxfp8.E4M3_VALUES[:127]
         edges = np.array(_MXFP8_EDGES)
     midpoints = (elements[1:] + elements[:-1]) / 2
-    above = midpoints * (1 + _BESIDE)
-    below = midpoints * (1 - _BESIDE)
+    above = midpoints * (1 + _NEXT_TO_MIDPOINT)
+    below = midpoints * (1 - _NEXT_TO_MIDPOINT)
     points = np.concatenate((elements, midpoints, above, below))
     generator = np.random.default_rng(case.seed)
     blocks = generator.choice(points, (case.rows, case.blocks, mxfp4.BLOCK))

@@ -82,7 +82,7 @@ def _data() -> _ServingFile:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProviderChoice:
     """The provider with which an operation is tested, or the reason why there is none.
 
     Attributes:
@@ -109,7 +109,7 @@ def component(operation: Operation) -> Fact:
     return _data().component[operation]
 
 
-def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> list[Choice]:
+def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> list[ProviderChoice]:
     """Choose the providers of an operation on a path.
 
     Args:
@@ -126,7 +126,7 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
     facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
     facts["requantised"] = ",".join(path.requantised or ()) or _NO_LAYERS
     decode_kernels = (facts["attention_decode"], *path.also.get("attention_decode", ()))
-    chosen: list[Choice] = []
+    chosen: list[ProviderChoice] = []
     for value in (facts[named], *path.also.get(named, ())):
         for decode_kernel in decode_kernels:
             served = {**facts, named: value, "attention_decode": decode_kernel}
@@ -138,12 +138,12 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
 
 def _choose(
     engine: str, arch: str, operation: Operation, facts: Mapping[Fact, str | None]
-) -> Choice:
+) -> ProviderChoice:
     named = component(operation)
     value = facts[named]
     for rule in _data().engine.get(engine, ()):
         if operation in rule.operations and rule.decides(arch, facts):
-            return Choice(
+            return ProviderChoice(
                 backend=value,
                 provider=rule.provider,
                 nothing=rule.nothing,
@@ -155,7 +155,7 @@ def _choose(
     else:
         why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
     remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"
-    return Choice(value, why=f"{why} ({remedy})")
+    return ProviderChoice(value, why=f"{why} ({remedy})")
 
 
 def path_of(backends: Mapping[str, str | None]) -> KernelPath:

@@ -7,7 +7,7 @@ from typing import Any
 from sm121.core.unmet import Fact, facts_of, with_subject
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import cases, protocol, serving
-from sm121.kernels.child import Child, DeviceFault, Ended
+from sm121.kernels.child import Child, DeviceFault, ProcessEnded
 from sm121.measure.measurement import Measurement
 
 #: The numbers of timed rounds on a CPU and on a GPU.
@@ -55,11 +55,11 @@ class Kernels:
         judged: The operation that the running test checks, and its provider.
     """
 
-    choices: Mapping[protocol.Operation, serving.Choice]
+    choices: Mapping[protocol.Operation, serving.ProviderChoice]
     child_of: Callable[[str], Child]
     judged: tuple[protocol.Operation, str] | None = None
 
-    def wrong(self, case: cases.Case) -> list[Fact]:
+    def faults(self, case: cases.Case) -> list[Fact]:
         """Return the faults of an operation on a case.
 
         Args:
@@ -72,8 +72,8 @@ class Kernels:
         name, child = self._choose_provider(case.operation)
         return _ask(child, "check", name, case)
 
-    def wrong_replayed(self, case: cases.Case) -> list[Fact]:
-        """Return the faults of a CUDA graph of an operation. Raises the same errors as `wrong`.
+    def faults_of_replay(self, case: cases.Case) -> list[Fact]:
+        """Return the faults of a CUDA graph of an operation. Raises the same errors as `faults`.
 
         Args:
             case: The case.
@@ -81,8 +81,8 @@ class Kernels:
         name, child = self._choose_provider(case.operation)
         return _ask(child, "replay", name, case)
 
-    def wrong_with_a_tactic(self, case: cases.Case, limit_s: float = _TACTIC_S) -> list[Fact]:
-        """Return the faults of all autotuning tactics. Raises the same errors as `wrong`.
+    def faults_of_tactics(self, case: cases.Case, limit_s: float = _TACTIC_S) -> list[Fact]:
+        """Return the faults of all autotuning tactics. Raises the same errors as `faults`.
 
         Each tactic runs in its own process, so that a crash or hang does not affect the next one.
 
@@ -100,7 +100,7 @@ class Kernels:
                 # limit.
                 child.ask("packages", name)
                 facts = _as_facts(child.ask("check", name, case, tactic, within_s=limit_s))
-            except (Ended, DeviceFault) as error:
+            except (ProcessEnded, DeviceFault) as error:
                 facts = facts_of(error)
             wrong += with_subject(f"tactic {tactic}", facts)
         return wrong
@@ -132,7 +132,7 @@ class Kernels:
 def _ask(child: Child, question: str, name: str, case: cases.Case) -> list[Fact]:
     try:
         return _as_facts(child.ask(question, name, case))
-    except (Ended, DeviceFault) as error:
+    except (ProcessEnded, DeviceFault) as error:
         return with_subject(f"{case}", facts_of(error))
 
 

@@ -22,7 +22,7 @@ _STUCK = 0.5
 
 
 @dataclass(frozen=True)
-class Judgement:
+class BoxJudgement:
     """The state of the machine, and the verdicts on timings that it invalidates."""
 
     state: BoxState
@@ -39,7 +39,7 @@ def judge_machine(
     after: Reading | None = None,
     *,
     load_during: float | None = None,
-) -> Judgement:
+) -> BoxJudgement:
     """Judge the state of the machine by its readings.
 
     Args:
@@ -50,11 +50,13 @@ def judge_machine(
             unknown.
     """
     if reference is None:
-        return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
+        return BoxJudgement(
+            BoxState.UNKNOWN, "the profile has no [box] to compare this machine with"
+        )
     taken = {"before": before, "after": after}
     readings = {name: reading for name, reading in taken.items() if reading is not None}
     if not readings:
-        return Judgement(BoxState.UNKNOWN, "the box was not measured")
+        return BoxJudgement(BoxState.UNKNOWN, "the box was not measured")
     defects = []
     for name, reading in readings.items():
         # The load after the measurements counts only if the load during them is unknown.
@@ -75,11 +77,11 @@ def judge_machine(
         else:
             lines.append("the machine became faster, so the earlier measurements are too slow")
         remedy = _remedy(reference, list(readings.values()), load_during)
-        return Judgement(BoxState.DEGRADED, "; ".join(lines), frozenset(refuted), remedy)
+        return BoxJudgement(BoxState.DEGRADED, "; ".join(lines), frozenset(refuted), remedy)
     for name, reading in readings.items():
         if reading.device is None:
-            return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
-    return Judgement(BoxState.QUALIFIED, _describe(reference, list(readings.values())))
+            return BoxJudgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
+    return BoxJudgement(BoxState.QUALIFIED, _describe(reference, list(readings.values())))
 
 
 def _remedy(

@@ -141,7 +141,7 @@ def _name(process: psutil.Process) -> str:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartArguments:
     """The arguments of a vLLM start that affect its memory."""
 
     #: ``--gpu-memory-utilization``.
@@ -160,7 +160,7 @@ class Start:
     drafts: bool
 
     @classmethod
-    def of(cls, arguments: Sequence[str], inspection: Inspection) -> "Start | None":
+    def of(cls, arguments: Sequence[str], inspection: Inspection) -> "StartArguments | None":
         """Read the arguments of vLLM.
 
         Args:
@@ -200,10 +200,10 @@ def _kv_bits(options: Mapping[str, str], config: Mapping[str, object]) -> float:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class MemoryForecast:
     """The memory of a start, in GiB."""
 
-    start: Start
+    start: StartArguments
     memory: MachineMemory
     weights: float
     #: The KV cache for a request of the maximum length; None: the kind of cache is unknown.
@@ -390,8 +390,11 @@ def _requantised(weight: Weight, served: Formats) -> float:
 
 
 def forecast(
-    inspection: Inspection, start: Start, memory: MachineMemory, served: Formats | None = None
-) -> Forecast:
+    inspection: Inspection,
+    start: StartArguments,
+    memory: MachineMemory,
+    served: Formats | None = None,
+) -> MemoryForecast:
     """Forecast the memory of a start.
 
     Args:
@@ -409,10 +412,10 @@ def forecast(
         )
         request = size / start.parallel / _GIB
         growth = inspection.kv.growth(start.kv_bits) / start.parallel / _GIB
-    return Forecast(start, memory, weights / start.parallel / _GIB, request, growth)
+    return MemoryForecast(start, memory, weights / start.parallel / _GIB, request, growth)
 
 
-def lines(found: Forecast) -> Iterable[str]:
+def lines(found: MemoryForecast) -> Iterable[str]:
     """Yield a line with the forecast, and a line for each problem of the start.
 
     Args:

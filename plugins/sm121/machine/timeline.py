@@ -22,7 +22,7 @@ _MOST_SAMPLES = 24 * 3600
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimelineSample:
     """One sample. Values that could not be read are None."""
 
     at_s: float
@@ -103,7 +103,7 @@ class Timeline(threading.Thread):
     on_floor: Callable[[str], None]
     began: float = field(default_factory=time.monotonic)
     device: ServerDeviceMemory = field(default_factory=ServerDeviceMemory)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TimelineSample] = field(default_factory=list)
     #: The last answer of the server's /metrics.
     metrics: str | None = None
 
@@ -149,7 +149,7 @@ class Timeline(threading.Thread):
                 continue
             pids.add(process.pid)
         metrics = self._read_metrics(http)
-        sample = Sample(
+        sample = TimelineSample(
             at_s=round(time.monotonic() - self.began, 2),
             completed=self.completed(),
             processes=len(pids),
@@ -185,7 +185,7 @@ class Timeline(threading.Thread):
         if self.is_alive():
             self.join(timeout=10.0)
 
-    def since(self, index: int) -> list[Sample]:
+    def since(self, index: int) -> list[TimelineSample]:
         """Return the samples from an index on in which the server had processes."""
         return [sample for sample in self.samples[index:] if sample.processes]
 

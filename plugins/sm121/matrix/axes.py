@@ -25,7 +25,7 @@ _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 _Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Expected(DataTable):
+class ExpectedEvidence(DataTable):
     """The evidence that a value is in force."""
 
     #: By field of the kernel path, a pattern for the whole observed value, ignoring case.
@@ -36,7 +36,7 @@ class Expected(DataTable):
     must_not_see: tuple[Pattern, ...] = ()
 
     @model_validator(mode="after")
-    def _known(self) -> "Expected":
+    def _known(self) -> "ExpectedEvidence":
         for name in self.path:
             if name not in PATH_FIELDS:
                 fields = ", ".join(sorted(PATH_FIELDS))
@@ -81,7 +81,7 @@ class Setting(engine_settings.ReleaseSetting):
     #: A pattern for a flag that /proc/cpuinfo must contain, such as ``avx512f|amx_tile``.
     cpu: Pattern | None = None
     #: Evidence in this engine's log, in addition to the value's own ``expected``.
-    expected: Expected = Expected()
+    expected: ExpectedEvidence = ExpectedEvidence()
 
 
 class AxisValue(DataTable):
@@ -90,7 +90,7 @@ class AxisValue(DataTable):
     settings: tuple[Setting, ...] = ()
     #: For engines without a matching setting: the reason, and what to do instead.
     not_applicable: str | None = None
-    expected: Expected = Expected()
+    expected: ExpectedEvidence = ExpectedEvidence()
     #: The reason if no evidence shows the value: the engine may silently fall back.
     unproven: Annotated[str, Field(min_length=3)] | None = None
     #: Fallbacks in the log (ids of ``fixtures/signatures``) that are normal with the value.

@@ -42,7 +42,7 @@ from sm121.run.cell_record import (
     CellOutcome,
     CellRate,
     CellRecord,
-    Step,
+    CellStep,
     StepName,
     worst,
 )
@@ -120,7 +120,7 @@ class Examiner:
     baseline: Baseline | None = None
     #: The folder for the oracle's results.
     oracles: Path = Path(".cache/oracle")
-    _steps: list[Step] = field(default_factory=list)
+    _steps: list[CellStep] = field(default_factory=list)
     _step: StepName = "start"
     #: Logs whose crash was already bundled: all cells of one start get the same error.
     _bundled: set[Path] = field(default_factory=set)
@@ -428,7 +428,7 @@ class Examiner:
         evidence: str | None = None,
     ) -> None:
         self._steps.append(
-            Step(
+            CellStep(
                 name=name,
                 outcome=outcome,
                 message=self.run.record.redact(message)[:_LONGEST_MESSAGE],

@@ -88,7 +88,7 @@ class Rounding:
         return replace(self, dtype=dtype)
 
     @property
-    def others(self) -> dict[str, "Rounding"]:
+    def with_one_mistake(self) -> dict[str, "Rounding"]:
         """Roundings that differ from this one by one mistake each, by a description of the mistake.
 
         A mistake is one part that stays in the checkpoint's format, or that is rounded by another

@@ -15,7 +15,7 @@ from sm121.measure import conclusion, gate, metrics, statistics
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.starts import EarlierStarts
-from sm121.run import beside, details, verdict_file
+from sm121.run import details, server_decisions, verdict_file
 from sm121.run.events import Measured, Sampled
 from sm121.run.run import Run
 
@@ -171,7 +171,9 @@ class Recorder:
         if self.run.servers.attached is not None:
             self.run.servers.look()
         if self.run.servers.replaced:
-            invalidity = Invalidity(reason=beside.REPLACED, evidence=self.run.servers.replaced)
+            invalidity = Invalidity(
+                reason=server_decisions.REPLACED, evidence=self.run.servers.replaced
+            )
             measurement.invalid = [*measurement.invalid, invalidity]
 
     def _decide(

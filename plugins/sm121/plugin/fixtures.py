@@ -79,7 +79,7 @@ def paths(conformance: Session) -> KernelPaths:
 
 
 @dataclass(frozen=True)
-class Servers:
+class ConfigurationServers:
     """Servers by the name of their configuration. Starting one stops the running one."""
 
     _run: Run
@@ -121,9 +121,9 @@ class Servers:
 
 
 @pytest.fixture(scope="session")
-def servers(conformance: Session) -> Servers:
+def servers(conformance: Session) -> ConfigurationServers:
     """Starts the server of any configuration of the profile."""
-    return Servers(conformance.run)
+    return ConfigurationServers(conformance.run)
 
 
 @pytest.fixture

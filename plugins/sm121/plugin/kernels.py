@@ -88,7 +88,7 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
     chosen = {}
     for operation in serving.OPERATIONS:
         if settings.kernels.provider is not None:
-            chosen[operation] = serving.Choice(None, provider=settings.kernels.provider)
+            chosen[operation] = serving.ProviderChoice(None, provider=settings.kernels.provider)
         else:
             choices = serving.choices(
                 settings.engine.name, conformance.run.target.arch, path, operation

@@ -62,7 +62,7 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
     if item.stash[LEVEL] == smoke:
         return None
     for test in run.record.ledger:
-        if test.level != smoke or test.excused or test.is_beside:
+        if test.level != smoke or test.excused or test.has_no_test:
             continue
         if test.verdict is Verdict.FAIL:
             return f"the smoke level failed ({test.id}), so other levels do not run"

@@ -244,7 +244,7 @@ def telling_refusal() -> Iterator[None]:
     try:
         yield
     except pytest.UsageError as error:
-        run_plan.write_answer(run_plan.Answer(refusal=str(error)))
+        run_plan.write_answer(run_plan.PlanAnswer(refusal=str(error)))
         raise
 
 
@@ -382,7 +382,7 @@ def _memory(settings: Settings, chosen: Target, profile: Profile) -> Iterable[st
         return
     under_test = profile.configurations[profile.under_test]
     arguments = (*profile.engine.arguments, *under_test.arguments, *settings.engine.arguments)
-    start = start_memory.Start.of(arguments, checkpoint)
+    start = start_memory.StartArguments.of(arguments, checkpoint)
     if start is None:
         return
     required = profile.path_of(profile.under_test)

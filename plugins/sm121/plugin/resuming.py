@@ -12,7 +12,7 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold
-from sm121.run.events import Collected, EnvironmentRead, Opened, Resumed, Stream
+from sm121.run.events import Collected, EnvironmentRead, EventStream, Opened, Resumed
 from sm121.run.fold import Fold
 from sm121.run.merge import differences
 from sm121.run.paths import metrics_file
@@ -83,7 +83,7 @@ def leave_out_decided(config: pytest.Config, session: Session, items: list[pytes
     )
 
 
-def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> None:
+def _refuse_another(stream: EventStream, before: VerdictFile, now: VerdictFile) -> None:
     """Raise ValueError if this run and the earlier process have different tests or settings."""
     if before.finished:
         raise ValueError(f"it has ended with {before.verdict}")
@@ -109,6 +109,6 @@ def _kept(before: Fold) -> set[str]:
     kept = set()
     for test in before.file.tests:
         is_alone = test.level in _BY_THEMSELVES and not test.metrics
-        if before.ledger.has(test.id) and (is_alone or test.is_beside or test.is_of_option):
+        if before.ledger.has(test.id) and (is_alone or test.has_no_test or test.is_of_option):
             kept.add(test.id)
     return kept

@@ -112,7 +112,7 @@ def line(session: Session, config: pytest.Config, arguments: Sequence[str]) -> s
 
 def _runs_alone(run: VerdictFile, test: TestReport) -> bool:
     """Whether a failed check is a test that does not use measurements of other tests."""
-    if test.is_beside or test.is_of_option:
+    if test.has_no_test or test.is_of_option:
         return False
     measures_itself = any(change.beside == metric_verdicts.OF_AB for change in run.changes)
     return test.level != "regression" or measures_itself

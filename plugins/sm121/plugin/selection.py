@@ -19,7 +19,7 @@ from sm121.core.level_settings import Ability
 from sm121.core.profile import PlanRow, Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.measure.plan import Plan
-from sm121.plugin import expressions, others
+from sm121.plugin import expressions, library_warnings
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.record import Target
 from sm121.session import certification
@@ -146,7 +146,7 @@ def _note_level(item: pytest.Item, level: str) -> None:
     item.stash[LEVEL] = level
     item.stash[arch_markers.LEFT_ALONE] = True
     item.stash[ID] = item.nodeid
-    others.only_warn_in(item)
+    library_warnings.only_warn_in(item)
     names = _applies_to(item)
     item.stash[APPLIES_TO] = names
     for name in sorted(names):

@@ -20,10 +20,10 @@ from sm121.plugin import (
     held_output,
     kernels,
     larger_plans,
+    library_warnings,
     matrix,
     opening,
     options,
-    others,
     outcomes,
     parts,
     performance,
@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in options.markers():
         config.addinivalue_line("markers", line)
     workers.disable_timing(config)
-    others.only_warn_from_now_on(config)
+    library_warnings.only_warn_from_now_on(config)
     with opening.refusing(config):
         config.stash[stash.SETTINGS] = options.read_settings(config)
         selection.tell_target(config)
@@ -140,7 +140,7 @@ def pytest_collection_modifyitems(
     result = yield
     comparing_tests.put_back(items, held)
     collected = config.stash[planning.COLLECTED] = [*items]
-    with opening.refusing(), workers.reporting_no_test(items), others.only_warn():
+    with opening.refusing(), workers.reporting_no_test(items), library_warnings.only_warn():
         selection.leave_out(config, items)
         selection.refuse_wrong_names(config, collected)
         refused = config.stash.get(matrix.REFUSED, None)
@@ -163,7 +163,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
     """Open the run. Refuse wrong requests before a server starts."""
     config = session.config
     with opening.refusing(config):
-        with others.only_warn():
+        with library_warnings.only_warn():
             comparing.refuse(config, session.items)
             conformance = opening.open_run(config, session.items)
         if conformance is not None:
@@ -254,7 +254,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             _step("last test ended")
     if conformance is not None:
         session.config.stash[stash.SIGNALS].again()
-        with others.only_warn():
+        with library_warnings.only_warn():
             comparing.decide(session.config, conformance, session.items)
         benchmarks.keep_history(session.config, conformance)
     return result
@@ -367,7 +367,7 @@ def pytest_sessionfinish(
             return (yield)
         finally:
             if conformance is not None:
-                with others.only_warn():
+                with library_warnings.only_warn():
                     _finish(session, conformance, exitstatus)
             elif parts.has_any(config) and exitstatus != pytest.ExitCode.USAGE_ERROR:
                 interrupted = exitstatus == pytest.ExitCode.INTERRUPTED

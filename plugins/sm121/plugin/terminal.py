@@ -194,10 +194,10 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
         if chosen is not None:
             why = chosen.obstacle
         run_plan.write_answer(
-            run_plan.Answer(refusal=why or "expected a test of a level, got none")
+            run_plan.PlanAnswer(refusal=why or "expected a test of a level, got none")
         )
         return
-    run_plan.write_answer(run_plan.Answer(plan=plan))
+    run_plan.write_answer(run_plan.PlanAnswer(plan=plan))
     terminal.section("sm121 conformance")
     terminal.write(run_plan.text(plan))
 

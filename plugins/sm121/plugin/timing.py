@@ -13,15 +13,15 @@ from sm121.performance.recorder import host_of
 from sm121.plugin.stash import FINDING, ID, LEVEL, SESSION, SETTINGS, STARTS
 from sm121.run import stored_benchmarks, timings
 from sm121.run.record import Target
-from sm121.run.timings import Taken
+from sm121.run.timings import CheckDurations
 from sm121.session import certification
 from sm121.session.session import Session
 
 #: The durations in this run so far.
-_TAKEN = pytest.StashKey[Taken]()
+_TAKEN = pytest.StashKey[CheckDurations]()
 
 
-class Known(NamedTuple):
+class KnownDurations(NamedTuple):
     """The durations of the last run on this machine.
 
     Attributes:
@@ -29,11 +29,11 @@ class Known(NamedTuple):
         problem: Why the file of durations cannot be read; None if it can, or if there is none.
     """
 
-    taken: Taken
+    taken: CheckDurations
     problem: str | None = None
 
 
-def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
+def known(config: pytest.Config, chosen: Target, plan: str) -> KnownDurations:
     """Read the durations of the last run on this machine.
 
     Args:
@@ -44,9 +44,9 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
     folder = _folder(config)
     target = _target(config, chosen, plan)
     if folder is None or target is None:
-        return Known(Taken())
+        return KnownDurations(CheckDurations())
     try:
-        return Known(timings.read_durations(folder, target))
+        return KnownDurations(timings.read_durations(folder, target))
     except (OSError, ValueError) as error:
         lines = str(error).splitlines()
         first = lines[0] if lines else ""
@@ -54,7 +54,7 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
             f"{folder / timings.NAME}: expected durations of earlier runs, got a file that cannot "
             f"be read ({first}). It is ignored, and this run replaces it"
         )
-        return Known(Taken(), problem)
+        return KnownDurations(CheckDurations(), problem)
 
 
 def note(item: pytest.Item) -> None:
@@ -70,7 +70,7 @@ def note(item: pytest.Item) -> None:
     finding = item.stash.get(FINDING, None)
     if session is None or finding is None or not finding.executed:
         return
-    taken = item.config.stash.setdefault(_TAKEN, Taken())
+    taken = item.config.stash.setdefault(_TAKEN, CheckDurations())
     seconds = finding.seconds - _shared_starts_s(session, item.stash.get(STARTS, 0), taken)
     is_rate = item.stash[LEVEL] == "performance"
     if finding.verdict is not Verdict.PASS and not is_rate:
@@ -112,7 +112,7 @@ def store_durations(config: pytest.Config, session: Session) -> None:
         )
 
 
-def _shared_starts_s(session: Session, before: int, taken: Taken) -> float:
+def _shared_starts_s(session: Session, before: int, taken: CheckDurations) -> float:
     """Return the seconds of a check that were the first start of a configuration.
 
     Other checks use the same server. A start that compiled kernels is not recorded.
@@ -143,12 +143,12 @@ def _folder(config: pytest.Config) -> Path | None:
         return None  # the storage is a database: nothing is stored
 
 
-def _target(config: pytest.Config, chosen: Target, plan: str) -> timings.Target | None:
+def _target(config: pytest.Config, chosen: Target, plan: str) -> timings.TimedTarget | None:
     settings = config.stash[SETTINGS]
     profile = chosen.profile
     if profile is None:
         return None
-    return timings.Target(
+    return timings.TimedTarget(
         machine=this_machine.identity(host_of(settings.base_url)),
         profile=profile.name,
         configuration=profile.under_test,

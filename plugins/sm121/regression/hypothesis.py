@@ -62,12 +62,12 @@ class Criterion(DataTable):
         return self
 
     @property
-    def bound(self) -> "Bound | None":
+    def bound(self) -> "MetricBound | None":
         """The bound on a metric; None for criteria without a bound."""
         for name in _BOUNDS:
             value = getattr(self, name)
             if value is not None:
-                return Bound(name, value)
+                return MetricBound(name, value)
         return None
 
     @property
@@ -107,7 +107,7 @@ _LOWER = frozenset({"change_at_least", "value_at_least"})
 
 
 @dataclass(frozen=True)
-class Bound:
+class MetricBound:
     """A bound on a metric."""
 
     #: A key of `_BOUNDS`.
@@ -274,7 +274,7 @@ def _evaluate_path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionRe
 
 def _evaluate_metric(
     criterion: Criterion,
-    bound: Bound,
+    bound: MetricBound,
     outcomes: Mapping[str, Change],
     visits: Sequence[Visit],
     looks: int,

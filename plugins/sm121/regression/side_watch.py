@@ -9,7 +9,7 @@ from sm121.engines.attached_life import AttachedLife
 from sm121.engines.life import Dead
 from sm121.evidence.silent_errors import ErrorReader
 from sm121.regression.ab import Side
-from sm121.run import beside
+from sm121.run import server_decisions
 from sm121.run.run import Run
 
 
@@ -72,7 +72,7 @@ class SideWatch:
             size = server.log.stat().st_size
             self._errors[name] = ErrorReader(server.reader or "", size)
         errors = self._errors[name].read(server.log)
-        beside.decide_logged_errors(self.run.record, errors, f"log of {name}")
+        server_decisions.decide_logged_errors(self.run.record, errors, f"log of {name}")
 
     def check_process(self, where: str, name: str, server: Server, url: str) -> None:
         """Check that a side's server is the one of its first visit, and not the other side's.
@@ -100,7 +100,7 @@ class SideWatch:
         life_of_a = self._lives.get("A")
         if life_of_a is None or name == "A":
             return
-        same = life_of_a.signs.is_one_with(life.signs)
+        same = life_of_a.signs.is_same_process(life.signs)
         if same:
             urls = " and ".join(str(side.url) for side in self.sides)
             raise Invalid(f"{urls} are the same server, so there is nothing to compare")

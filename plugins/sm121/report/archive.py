@@ -27,7 +27,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenRun:
     """The run that a path refers to.
 
     Attributes:
@@ -43,7 +43,7 @@ class Choice:
     newest: VerdictFile | None
 
 
-def choose(path: Path) -> Choice:
+def choose(path: Path) -> ChosenRun:
     """Return the newest run of a report directory that has results.
 
     Args:
@@ -60,12 +60,12 @@ def choose(path: Path) -> Choice:
     if folder != path or (folder / verdict_file.NAME).is_file():
         newest = stored_run.file_of(folder)
         if folder != path or _has_answers(newest):
-            return Choice(folder, newest, is_newest=True, newest=newest)
+            return ChosenRun(folder, newest, is_newest=True, newest=newest)
     for earlier in directory.earlier_reports(folder):
         run = stored_run.file_of(earlier)
         if _has_answers(run):
-            return Choice(earlier, run, is_newest=False, newest=newest)
-    return Choice(folder, newest or stored_run.file_of(folder), is_newest=True, newest=newest)
+            return ChosenRun(earlier, run, is_newest=False, newest=newest)
+    return ChosenRun(folder, newest or stored_run.file_of(folder), is_newest=True, newest=newest)
 
 
 def _has_answers(run: VerdictFile) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from sm121.core import templates
 from sm121.core.numbers import number
-from sm121.machine.timeline import Sample
+from sm121.machine.timeline import TimelineSample
 from sm121.regression import metric_levels
 from sm121.report import metric_names
 from sm121.report.chart import LOOKS, SERIES, Chart, Figure, escaped, figure_of, scatter
@@ -34,21 +34,21 @@ _MEMORY_COLUMNS = ("level", "at the start", "least", "most", "at the end", "grow
 _AT_END = _MEMORY_COLUMNS.index("at the end")
 
 
-def _server_bytes(sample: Sample) -> float | None:
+def _server_bytes(sample: TimelineSample) -> float | None:
     # Prefer PSS, which divides shared pages among processes: its sum over processes is correct.
     return sample.pss_bytes or sample.rss_bytes
 
 
-def _device_bytes(sample: Sample) -> float | None:
+def _device_bytes(sample: TimelineSample) -> float | None:
     return sample.device_bytes
 
 
-def _available_bytes(sample: Sample) -> float | None:
+def _available_bytes(sample: TimelineSample) -> float | None:
     return sample.available_bytes
 
 
 #: Functions that return a size in bytes from a memory sample, by the name of the size.
-_LEVELS: dict[str, Callable[[Sample], float | None]] = {
+_LEVELS: dict[str, Callable[[TimelineSample], float | None]] = {
     "server's processes": _server_bytes,
     "GPU memory in use": _device_bytes,
     "host memory available": _available_bytes,
@@ -139,7 +139,7 @@ def _quantile_rows(finite: np.ndarray[Any, Any], reached: float) -> list[tuple[s
     return rows
 
 
-def memory_levels(samples: Sequence[Sample]) -> dict[str, list[float | None]]:
+def memory_levels(samples: Sequence[TimelineSample]) -> dict[str, list[float | None]]:
     """Return the sizes of memory over some samples.
 
     Args:

@@ -19,7 +19,7 @@ from sm121.regression.change import price_change, trade
 from sm121.report import metric_names, other_tools
 from sm121.report.source import KERNELS, ComparedRow, Source
 from sm121.run import stored_benchmarks, stored_run, verdict_file
-from sm121.run.fingerprint import Difference, Fingerprint
+from sm121.run.fingerprint import Fingerprint, FingerprintDifference
 from sm121.run.verdict_file import VerdictFile
 
 #: The fields of a fingerprint that must be equal if two runs are compared.
@@ -204,7 +204,7 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
             )
 
 
-def _by_configuration(one: VerdictFile, other: VerdictFile) -> Difference | None:
+def _by_configuration(one: VerdictFile, other: VerdictFile) -> FingerprintDifference | None:
     """Return the different configurations of one profile, which have different gates; or None."""
     first = one.fingerprint or Fingerprint()
     second = other.fingerprint or Fingerprint()
@@ -213,10 +213,10 @@ def _by_configuration(one: VerdictFile, other: VerdictFile) -> Difference | None
     if first.configuration == second.configuration:
         return None
     name = f"the configuration of profile {one.profile}"
-    return Difference(name, first.configuration, second.configuration)
+    return FingerprintDifference(name, first.configuration, second.configuration)
 
 
-def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+def differences(one: VerdictFile, other: VerdictFile) -> list[FingerprintDifference]:
     """Return the fields that must be equal to compare two runs, but differ.
 
     Engine, version, configuration and arguments may differ: they are the subject of a comparison.

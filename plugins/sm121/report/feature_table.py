@@ -35,7 +35,7 @@ _UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LinkedFiles:
     """The files of a run in the folder of the documents, by the texts of their links."""
 
     links: Mapping[str, str]
@@ -46,7 +46,7 @@ class Evidence:
         return ", ".join(f"[{words}]({path})" for words, path in self.links.items())
 
 
-def keep_evidence(report: StoredReport, folder: Path, run_id: str) -> Evidence:
+def keep_evidence(report: StoredReport, folder: Path, run_id: str) -> LinkedFiles:
     """Copy the metadata, the table of kernels, the review and the matrix of a run.
 
     Args:
@@ -72,10 +72,10 @@ def keep_evidence(report: StoredReport, folder: Path, run_id: str) -> Evidence:
         if source is not None and source.is_file():
             found[words] = kept / source.name
             shutil.copyfile(source, found[words])
-    return Evidence({words: str(path.relative_to(folder)) for words, path in found.items()})
+    return LinkedFiles({words: str(path.relative_to(folder)) for words, path in found.items()})
 
 
-def add(report: StoredReport, folder: Path, run_id: str, evidence: Evidence) -> Path:
+def add(report: StoredReport, folder: Path, run_id: str, evidence: LinkedFiles) -> Path:
     """Add the rows of a run to FEATURE_MATRIX.md, the latest first. A run is added once.
 
     Args:

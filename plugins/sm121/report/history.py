@@ -40,7 +40,7 @@ _CHANCE = 0.001
 
 
 @dataclass(frozen=True)
-class Step:
+class LevelChange:
     """A change of level of a metric.
 
     Attributes:
@@ -106,17 +106,17 @@ class Line:
         return runs, metric_levels.levels_of(values, higher_is_better=higher, limits=self.limits)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[LevelChange]:
         """All changes of level."""
         names: dict[str, None] = {}
         for past in self.runs:
             names |= dict.fromkeys(past.run.metrics)
-        steps: list[Step] = []
+        steps: list[LevelChange] = []
         for name in names:
             steps += self._steps_of(name)
         return steps
 
-    def _steps_of(self, name: str) -> list[Step]:
+    def _steps_of(self, name: str) -> list[LevelChange]:
         runs, levels = self.levels(name)
         metric = runs[-1].run.metrics[name]
         allowed = self.limits.allowed(name)
@@ -124,7 +124,7 @@ class Line:
         steps = []
         for (_, _, before), (start, _, after) in itertools.pairwise(levels):
             steps.append(
-                Step(
+                LevelChange(
                     series=self.label,
                     metric=metric,
                     run=runs[start],
@@ -230,9 +230,9 @@ class History:
         return lines
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[LevelChange]:
         """All changes of level: first those that are worse than allowed, then the latest."""
-        steps: list[Step] = []
+        steps: list[LevelChange] = []
         for line in self.lines:
             steps += line.steps
         return sorted(steps, key=lambda step: (step.is_red, step.run.when), reverse=True)

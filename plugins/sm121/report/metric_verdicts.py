@@ -19,7 +19,7 @@ _MOST_DIGITS = 5
 
 
 @dataclass(frozen=True)
-class Judged:
+class MetricVerdict:
     """The verdict on a metric, over all of its requirements."""
 
     verdict: Verdict
@@ -38,7 +38,7 @@ class Judged:
         return self.verdict
 
 
-def of_metric(name: str, metric: MetricReport) -> Judged:
+def of_metric(name: str, metric: MetricReport) -> MetricVerdict:
     """Return the verdict on a metric by its own gate.
 
     Args:
@@ -48,21 +48,21 @@ def of_metric(name: str, metric: MetricReport) -> Judged:
     verdict = metric.verdict
     why = no_evidence(name, metric)
     if why is not None:
-        return Judged(Verdict.NOT_RUN, "little evidence", why)
+        return MetricVerdict(Verdict.NOT_RUN, "little evidence", why)
     if metric.gated or verdict not in (Verdict.PASS, Verdict.NOT_RUN):
         text = f"{verdict.value} ({metric.grade})" if metric.grade else verdict.value
         own = metric.configuration_gate
         if own is not None:
             text += f"; gate of the releases, {limit(own)}: {own.verdict.value}"
-        return Judged(verdict, verdict.value, text)
+        return MetricVerdict(verdict, verdict.value, text)
     if verdict is Verdict.PASS:
-        return Judged(verdict, _MEASURED, _MEASURED, is_measured=True)
+        return MetricVerdict(verdict, _MEASURED, _MEASURED, is_measured=True)
     if metric.value is None:
-        return Judged(verdict, "not measured", "not measured")
-    return Judged(verdict, _MEASURED, "measured on a busy machine", is_measured=True)
+        return MetricVerdict(verdict, "not measured", "not measured")
+    return MetricVerdict(verdict, _MEASURED, "measured on a busy machine", is_measured=True)
 
 
-def of_run(run: VerdictFile, name: str) -> Judged:
+def of_run(run: VerdictFile, name: str) -> MetricVerdict:
     """Return the verdict on a metric of a run, by its gate and by comparisons with other runs.
 
     Args:
@@ -79,7 +79,7 @@ def of_run(run: VerdictFile, name: str) -> Judged:
     if verdict is metric.verdict:
         return of_metric(name, metric)
     change = next(change for change in changes if change.verdict is verdict)
-    return Judged(verdict, verdict.value, f"{verdict.value}: {by(change)} {change.beside}")
+    return MetricVerdict(verdict, verdict.value, f"{verdict.value}: {by(change)} {change.beside}")
 
 
 def no_evidence(name: str, metric: MetricReport) -> str | None:

@@ -22,7 +22,7 @@ _URL = "http://localhost:8000"
 _FEWER = 0.99
 
 
-class Bound(data_file.Record):
+class RateBound(data_file.Record):
     """The maximum tokens per second of one stream on a healthy GB10."""
 
     bytes_per_token: int
@@ -41,7 +41,7 @@ class LogSource(NamedTuple):
     container: str | None = None
 
 
-def bound(path: KernelPath) -> Bound | None:
+def bound(path: KernelPath) -> RateBound | None:
     """Return the bound of a server's rate, from its log.
 
     Args:
@@ -71,7 +71,7 @@ def bound(path: KernelPath) -> Bound | None:
     if unproven and not path.requantised_is_whole:
         text += f", if {', '.join(sorted(unproven))} are quantised as requested"
     fewer = _fewer_bytes(own, path, config, read.total)
-    return Bound(
+    return RateBound(
         bytes_per_token=round(read.total),
         gb_s=gb_s,
         tok_s=round(tok_s, 1),

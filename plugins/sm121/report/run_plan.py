@@ -1,7 +1,7 @@
 """The plan of a run: made by ``pytest --collect-only``, shown by it and by ``sm121 plan``.
 
 ``sm121 plan`` starts ``pytest --collect-only`` with the environment variable `VARIABLE`. The plugin
-writes an `Answer` to the file that this variable names.
+writes an `PlanAnswer` to the file that this variable names.
 """
 
 import os
@@ -112,7 +112,7 @@ class RunPlan(Record):
         return not self.checks and not self.not_run
 
 
-class Answer(Record):
+class PlanAnswer(Record):
     """The answer that pytest gives ``sm121 plan``: a plan, or why the request is refused."""
 
     plan: RunPlan | None = None
@@ -128,7 +128,7 @@ def text(plan: RunPlan) -> str:
     return rendered("would_run.txt.j2", one_line, plan=plan, levels=LEVELS)
 
 
-def write_answer(answer: Answer) -> None:
+def write_answer(answer: PlanAnswer) -> None:
     """Write an answer for ``sm121 plan``. Do nothing if pytest was started otherwise.
 
     Args:
@@ -139,7 +139,7 @@ def write_answer(answer: Answer) -> None:
         Path(path).write_text(answer.model_dump_json(), "utf-8")
 
 
-def read_answer(file: Path) -> Answer:
+def read_answer(file: Path) -> PlanAnswer:
     """Read the answer of pytest.
 
     Args:
@@ -149,5 +149,5 @@ def read_answer(file: Path) -> Answer:
         The answer; an empty one if pytest wrote none.
     """
     if not file.is_file():
-        return Answer()
-    return Answer.model_validate_json(file.read_text("utf-8"))
+        return PlanAnswer()
+    return PlanAnswer.model_validate_json(file.read_text("utf-8"))

@@ -9,7 +9,7 @@ from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
 from sm121.report import charts, feature_table, findings, metric_names
-from sm121.report.feature_table import Evidence
+from sm121.report.feature_table import LinkedFiles
 from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
@@ -61,7 +61,7 @@ def log(
     )
 
 
-def entry(report: StoredReport, *, feature: str, evidence: Evidence | None = None) -> str:
+def entry(report: StoredReport, *, feature: str, evidence: LinkedFiles | None = None) -> str:
     """Return the run's row for BENCHMARK_RESULTS.md.
 
     Args:

@@ -38,7 +38,7 @@ class CellOutcome(StrEnum):
         return self in ("CRASH", "FALLBACK", "FAIL", "SLOWER")
 
 
-class Step(Record):
+class CellStep(Record):
     """One check of a cell."""
 
     name: StepName
@@ -96,7 +96,7 @@ class CellRecord(Record):
     #: The class of the failure (``sm121.evidence.failure``) if it did not start or died.
     kind: str | None = None
     reason: str = ""
-    steps: list[Step] = Field(default_factory=list)
+    steps: list[CellStep] = Field(default_factory=list)
     rate: CellRate | None = None
     agreement: AnswerDifference | None = None
     #: Fields of the kernel path, and results of other checks.
@@ -130,7 +130,7 @@ class CellRecord(Record):
         return self.outcome is CellOutcome.PASS
 
 
-def worst(steps: Sequence[Step]) -> Step | None:
+def worst(steps: Sequence[CellStep]) -> CellStep | None:
     """Return the step with the worst outcome; None if all of them passed."""
     order = list(CellOutcome)
     broken = [step for step in steps if step.outcome is not CellOutcome.PASS]

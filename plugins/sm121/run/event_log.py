@@ -41,7 +41,7 @@ class EventLog:
         self._lock = threading.RLock()
 
     @classmethod
-    def resume(cls, path: Path, stream: events.Stream) -> "EventLog":
+    def resume(cls, path: Path, stream: events.EventStream) -> "EventLog":
         """Continue the events of a run that was killed, after removing an incomplete last line.
 
         Args:

@@ -338,7 +338,7 @@ class Stamped:
 
 
 @dataclass(frozen=True)
-class Stream:
+class EventStream:
     """The complete lines of a ``run.jsonl``.
 
     Attributes:
@@ -384,7 +384,7 @@ def from_line(line: str) -> Stamped:
         raise ValueError(f"{first['msg']} at {where}") from error
 
 
-def read_events(path: Path) -> Stream:
+def read_events(path: Path) -> EventStream:
     """Read a ``run.jsonl``. Its last line may be incomplete if the run was killed.
 
     Args:
@@ -406,4 +406,4 @@ def read_events(path: Path) -> Stream:
             stamped.append(from_line(line.decode("ascii")))
         except ValueError as error:
             raise ValueError(f"line {number} of {path.name}: {error}") from error
-    return Stream(stamped, size)
+    return EventStream(stamped, size)

@@ -13,7 +13,7 @@ from sm121.core.data_file import Record
 from sm121.core.profile_fields import FULL
 
 
-class Difference(NamedTuple):
+class FingerprintDifference(NamedTuple):
     """A value that differs between two runs, so that their verdicts are not about the same target.
 
     Attributes:
@@ -64,7 +64,7 @@ class Fingerprint(Record):
     """Digest of the checkpoint's files, or the model's name if they are not here."""
     machine: dict[str, Any] = Field(default_factory=dict)
 
-    def differences(self, other: "Fingerprint") -> list[Difference]:
+    def differences(self, other: "Fingerprint") -> list[FingerprintDifference]:
         """Return the differences of two fingerprints.
 
         Args:
@@ -78,7 +78,9 @@ class Fingerprint(Record):
             there = values_there.get(place)
             if here != there:
                 field, key = place
-                differences.append(Difference(_name(field, key), here, there, field, key))
+                differences.append(
+                    FingerprintDifference(_name(field, key), here, there, field, key)
+                )
         return differences
 
     def values(self) -> dict[str, str | None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sm121.engines.life import Dead
 from sm121.evidence.silent_errors import ErrorReader
-from sm121.run import beside
+from sm121.run import server_decisions
 from sm121.run.record import RunRecord
 from sm121.run.servers import Servers
 
@@ -35,7 +35,7 @@ class LogErrors:
             return
         for log, name in server.logs.items():
             if log not in self._readers:
-                self._readers[log] = beside.error_reader(server, log)
+                self._readers[log] = server_decisions.error_reader(server, log)
             errors = self._readers[log].read(log)
             if errors and not isinstance(life.state(), Dead):
-                beside.decide_logged_errors(self.record, errors, name)
+                server_decisions.decide_logged_errors(self.record, errors, name)

@@ -13,7 +13,7 @@ from sm121.kernels import serving
 from sm121.machine.box import BoxState
 from sm121.run import served
 from sm121.run.engine_report import EngineReport, ServedKernel
-from sm121.run.fingerprint import Difference
+from sm121.run.fingerprint import FingerprintDifference
 from sm121.run.ledger import Ledger
 from sm121.run.machine_report import BoxReport, MemoryReport
 from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
@@ -24,7 +24,7 @@ _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
 _ONE_RUN_H = 24.0
 
 
-def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+def differences(one: VerdictFile, other: VerdictFile) -> list[FingerprintDifference]:
     """Return the reasons why two runs cannot be parts of the same run.
 
     Files of earlier versions have no fingerprint. For these files, all values are compared that
@@ -40,27 +40,31 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
     # The version is not known if the run used no server.
     version = one.engine.version or other.engine.version
     compared = [
-        Difference("profile", one.profile, other.profile),
-        Difference("architecture", one.arch, other.arch),
-        Difference("engine", one.engine.name, other.engine.name),
-        Difference("engine's version", version, other.engine.version or version),
-        Difference("configuration", one.engine.configuration, other.engine.configuration),
+        FingerprintDifference("profile", one.profile, other.profile),
+        FingerprintDifference("architecture", one.arch, other.arch),
+        FingerprintDifference("engine", one.engine.name, other.engine.name),
+        FingerprintDifference("engine's version", version, other.engine.version or version),
+        FingerprintDifference(
+            "configuration", one.engine.configuration, other.engine.configuration
+        ),
     ]
     if one.fingerprint is not None and other.fingerprint is not None:
         compared += one.fingerprint.differences(other.fingerprint)
     else:
         known_here = "known" if one.fingerprint is not None else "none"
         known_there = "known" if other.fingerprint is not None else "none"
-        compared.append(Difference("fingerprint", known_here, known_there))
-        compared.append(Difference("model", one.engine.model, other.engine.model))
+        compared.append(FingerprintDifference("fingerprint", known_here, known_there))
+        compared.append(FingerprintDifference("model", one.engine.model, other.engine.model))
         arguments_here = _arguments(one)
         arguments_there = _arguments(other)
         if arguments_here is not None and arguments_there is not None:
-            compared.append(Difference("engine's arguments", arguments_here, arguments_there))
+            compared.append(
+                FingerprintDifference("engine's arguments", arguments_here, arguments_there)
+            )
     return [difference for difference in compared if difference.one != difference.other]
 
 
-def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
+def apart(one: VerdictFile, other: VerdictFile) -> list[FingerprintDifference]:
     """Return why two runs cannot be shards of one run: `differences`, or starts too far apart.
 
     Args:
@@ -75,7 +79,7 @@ def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
     except (ValueError, TypeError):  # not a time, or without a time zone
         is_one_day = one.started == other.started
     if not is_one_day:
-        found.append(Difference("day", one.started, other.started))
+        found.append(FingerprintDifference("day", one.started, other.started))
     return found
 
 
@@ -136,7 +140,7 @@ def _add_part(whole: VerdictFile, ledger: Ledger, part: VerdictFile) -> None:
     whole.unproven += [line for line in part.unproven if line not in whole.unproven]
     whole.remarks += [line for line in part.remarks if line not in whole.remarks]
     for test in part.tests:
-        if test.is_beside:
+        if test.has_no_test:
             ledger.decide(test)
 
 
@@ -212,7 +216,7 @@ def merge_shards(
     done = set()
     for file in files:
         for test in file.tests:
-            if not test.is_beside:
+            if not test.has_no_test:
                 ledger.decide(test)
                 done.add(test.id)
     merge(whole, ledger, parts)

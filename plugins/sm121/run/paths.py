@@ -13,7 +13,7 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.transport import Transport
 from sm121.machine import roofline
-from sm121.run import beside, served, spanning
+from sm121.run import served, server_decisions, spanning
 from sm121.run.configurations import Configurations
 from sm121.run.events import Decided, EngineShown, EnvironmentNoted
 from sm121.run.record import RunRecord, Target
@@ -144,7 +144,9 @@ class KernelPaths:
                 continue
             known.update(wrong)
             self.record.emit(
-                Decided(beside.path_changed(name, wrong, server.log, self.record.phase[1]))
+                Decided(
+                    server_decisions.path_changed(name, wrong, server.log, self.record.phase[1])
+                )
             )
 
     def judge_whole(self, *, unasked: bool) -> None:

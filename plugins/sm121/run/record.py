@@ -140,7 +140,7 @@ class RunRecord:
         except OSError as error:
             self.cannot_write(error)
 
-    def resume(self, stream: events.Stream) -> None:
+    def resume(self, stream: events.EventStream) -> None:
         """Continue the events of the run that was killed in this report directory.
 
         Args:

@@ -10,7 +10,7 @@ from sm121.engines import requested
 from sm121.evidence.kernel_path import KernelPath
 from sm121.kernels import serving
 from sm121.kernels.protocol import Operation
-from sm121.kernels.serving import Choice
+from sm121.kernels.serving import ProviderChoice
 from sm121.run.engine_report import ServedKernel
 from sm121.run.verdict_file import TestReport, VerdictFile
 
@@ -74,7 +74,7 @@ def list_tested_kernels(file: VerdictFile, path: KernelPath) -> list[ServedKerne
 
 
 def _served(
-    operation: Operation, choice: Choice, tests: list[TestReport], *, shown: bool
+    operation: Operation, choice: ProviderChoice, tests: list[TestReport], *, shown: bool
 ) -> ServedKernel:
     """Return the row of a kernel. ``shown``: whether a server's log or metrics name its backend."""
     cases_by_provider = Counter(
@@ -106,7 +106,7 @@ def _served(
     return row
 
 
-def _why_not_judged(choice: Choice, tests: list[TestReport], others: list[str]) -> str:
+def _why_not_judged(choice: ProviderChoice, tests: list[TestReport], others: list[str]) -> str:
     """Return why no test compared a kernel. ``others``: the providers that were compared."""
     if choice.provider is None:
         why = choice.why

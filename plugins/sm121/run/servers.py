@@ -17,7 +17,7 @@ from sm121.engines.pool import ServerPool
 from sm121.engines.server_errors import ServerError
 from sm121.evidence.failure import Cause
 from sm121.evidence.resources import ResourceSampler
-from sm121.run import beside
+from sm121.run import server_decisions
 from sm121.run.configurations import Configurations
 from sm121.run.events import Decided, Distrusted, ServerStopped
 from sm121.run.load import Load
@@ -245,11 +245,11 @@ class Servers:
             name = state.evidence.stem
         life.account()
         cause = self.crashes.after_crash(self, state, None)
-        decision = beside.died_between_tests(name, state, cause, self.record.phase)
+        decision = server_decisions.died_between_tests(name, state, cause, self.record.phase)
         self.record.emit(Decided(decision))
         if state.replaced:
             self.replaced = state.detail
-            for event in beside.invalidate_measurements(self.record.file, state.detail):
+            for event in server_decisions.invalidate_measurements(self.record.file, state.detail):
                 self.record.emit(event)
         elif not is_managed:
             self.record.emit(Distrusted(_CANNOT_RESTART))
@@ -298,23 +298,25 @@ class Servers:
         """Judge what a stopped server left behind.
 
         Memory that is not proven to be free again is INCONCLUSIVE, unless a healthy stop can also
-        leave this much (`beside.memory_is_usual`).
+        leave this much (`server_decisions.memory_is_usual`).
         """
         earlier = list(self.stops.values())
         self.stops[report.log] = report
         self.record.emit(ServerStopped(report.log, clean=report.clean))
         if not report.clean:
-            self.record.emit(Decided(beside.unclean(report.start or configuration, report)))
+            self.record.emit(
+                Decided(server_decisions.unclean(report.start or configuration, report))
+            )
         if not report.memory.unproven_bytes:
             return
         line = f"after server {configuration}: {report.memory}"
-        if beside.memory_is_usual(report, earlier):
+        if server_decisions.memory_is_usual(report, earlier):
             self.record.remark(
                 f"{line}. docker run --pid=host shows which processes hold a GPU's memory"
             )
             return
         self.record.remark(line)
-        self.record.emit(Decided(beside.unproven_memory(configuration, report)))
+        self.record.emit(Decided(server_decisions.unproven_memory(configuration, report)))
 
     def follow_log(self) -> None:
         """Copy the new lines of the attached server's log. Lost lines are reported once."""

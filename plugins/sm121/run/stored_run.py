@@ -227,7 +227,7 @@ class StoredRun:
         failures = {}
         for test in self.file.tests:
             is_excused = test.skipped or test.waived or test.tolerated == "listed"
-            is_of_test = not (test.is_beside or test.is_of_option)
+            is_of_test = not (test.has_no_test or test.is_of_option)
             if test.verdict is Verdict.FAIL and is_of_test and not is_excused:
                 failures[test.id] = test
         return failures
@@ -298,7 +298,7 @@ def _unfit(stored: StoredRun) -> Iterator[str]:
 def _unfit_tests(run: VerdictFile) -> Iterator[str]:
     """Yield the reasons in a run's tests why it cannot be a baseline."""
     for test in run.tests:
-        if test.is_beside and test.counted is Verdict.FAIL:
+        if test.has_no_test and test.counted is Verdict.FAIL:
             yield f"{test.id}: {test.message}"
     smoke = [test for test in run.tests if test.level == LEVELS[0]]
     others = [test for test in run.tests if test.level != LEVELS[0]]

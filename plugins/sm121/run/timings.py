@@ -30,7 +30,7 @@ Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
 
 
 @dataclass(frozen=True)
-class Target:
+class TimedTarget:
     """A target. The durations of a run are a forecast for later runs with the same target.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Kept(Record):
     #: The checks of the performance level, by plan, then by the id of the check.
     rates: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
 
-    def is_of(self, target: Target) -> bool:
+    def is_of(self, target: TimedTarget) -> bool:
         """Return whether the durations belong to a target."""
         return (
             self.machine == dict(target.machine)
@@ -77,7 +77,7 @@ class _File(Record):
 
 
 @dataclass
-class Taken:
+class CheckDurations:
     """The durations of checks and starts in seconds, of earlier runs or of this run."""
 
     #: By the name of the configuration that was started, with warm caches.
@@ -100,7 +100,7 @@ class Taken:
         return self.checks.get(check, self.rates.get(check))
 
 
-def read_durations(folder: Path, target: Target) -> Taken:
+def read_durations(folder: Path, target: TimedTarget) -> CheckDurations:
     """Read the most recent durations of a target's checks and starts.
 
     Args:
@@ -116,11 +116,11 @@ def read_durations(folder: Path, target: Target) -> Taken:
     """
     for kept in _read(folder / NAME).targets:
         if kept.is_of(target):
-            return Taken(kept.starts, kept.checks, kept.rates.get(target.plan, {}))
-    return Taken()
+            return CheckDurations(kept.starts, kept.checks, kept.rates.get(target.plan, {}))
+    return CheckDurations()
 
 
-def store_durations(folder: Path, target: Target, taken: Taken) -> None:
+def store_durations(folder: Path, target: TimedTarget, taken: CheckDurations) -> None:
     """Write the durations of a run to the file; the durations of other targets remain.
 
     Args:

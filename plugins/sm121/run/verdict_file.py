@@ -114,7 +114,7 @@ class TestReport(Record):
         )
 
     @property
-    def is_beside(self) -> bool:
+    def has_no_test(self) -> bool:
         """Whether this is a decision that no test makes."""
         return self.id.startswith(BESIDE)
 

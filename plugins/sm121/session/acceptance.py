@@ -31,7 +31,7 @@ _WINDOWS_KEPT = 1000
 
 
 @dataclass(frozen=True)
-class Taken:
+class AcceptanceReadings:
     """What the watch has found since the last call of `taken`.
 
     Attributes:
@@ -136,9 +136,9 @@ class Acceptance:
         if self._drafts and self._read_at_s is not None:
             self._blind_s = max(self._blind_s, at_s - self._read_at_s)
 
-    def taken(self) -> Taken:
+    def taken(self) -> AcceptanceReadings:
         """Return what was found since the last call."""
-        result = Taken(
+        result = AcceptanceReadings(
             lowest=self._lowest,
             deviation=self._deviation,
             missed=self._missed,
@@ -201,7 +201,7 @@ class AcceptanceWatch:
         finally:
             self._stopped.set()
 
-    def taken(self) -> Taken:
+    def taken(self) -> AcceptanceReadings:
         """Return what was found since the last call."""
         with self._lock:
             return self._acceptance.taken()

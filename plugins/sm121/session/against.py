@@ -60,7 +60,7 @@ def refuse(trusted: Trusted, run: VerdictFile) -> None:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TrustedComparison:
     """How a run compares with the trusted run.
 
     Attributes:
@@ -80,7 +80,7 @@ def compare_with_trusted(
     profile: Profile,
     metrics: Mapping[str, StoredMetric],
     asked_for: Callable[[TestReport], bool],
-) -> Comparison:
+) -> TrustedComparison:
     """Compare a finished run with the trusted run, before its verdict is set.
 
     Args:
@@ -93,7 +93,7 @@ def compare_with_trusted(
     before = trusted.newest.file
     report = AgainstReport(run=trusted.name, engine=_engine(before))
     changes = [change for change in run.changes if change.beside != THE_TRUSTED]
-    comparison = Comparison(report, changes, worse=[])
+    comparison = TrustedComparison(report, changes, worse=[])
     judging = _Judge(run, trusted, comparison, profile, metrics)
     unasked = judging.compare_tests(asked_for)
     levels = {test.level for test in run.tests}
@@ -140,7 +140,7 @@ class _Judge:
         self,
         run: VerdictFile,
         trusted: Trusted,
-        comparison: Comparison,
+        comparison: TrustedComparison,
         profile: Profile,
         metrics: Mapping[str, StoredMetric],
     ) -> None:
@@ -293,7 +293,7 @@ def _not_executed(
     reasons: dict[str, str] = {}
     unasked: list[TestReport] = []
     for test in before.tests:
-        if not test.executed or test.is_beside or test.is_of_option:
+        if not test.executed or test.has_no_test or test.is_of_option:
             continue
         now = tests.get(test.id)
         if now is None and not asked_for(test):

@@ -64,7 +64,7 @@ _START_WITH = (
 
 
 @dataclass(frozen=True)
-class Request:
+class DecodeRequest:
     """The arguments of the command.
 
     Attributes:
@@ -120,7 +120,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Result:
+class DecodeResult:
     """The kernels of decoding, and the conclusions.
 
     Attributes:
@@ -162,7 +162,7 @@ class Result:
         }
 
 
-def run(request: Request) -> Result:
+def run(request: DecodeRequest) -> DecodeResult:
     """Profile a decode, and write the result to the folder of the report.
 
     Args:
@@ -187,14 +187,14 @@ def run(request: Request) -> Result:
     if time is not None:
         faults += decode_time.faults(profile, time, backends=subject.backends)
         follows = decode_time.follows(time)
-    result = Result(subject, profile, time, faults, follows)
+    result = DecodeResult(subject, profile, time, faults, follows)
     request.output.mkdir(parents=True, exist_ok=True)
     write_text(result.text(), request.output / "decode.md")
     write_text(json.dumps(result.record(), indent=2) + "\n", request.output / "decode.json")
     return result
 
 
-def _of_running(request: Request) -> tuple[Subject, KernelProfile, float | None]:
+def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, float | None]:
     """Profile a server that somebody else has started."""
     if request.arguments or request.environment:
         raise UsageError("--engine-arg, --engine-env: expected no URL with them")
@@ -225,7 +225,7 @@ def _of_running(request: Request) -> tuple[Subject, KernelProfile, float | None]
     return subject, profile, token_s
 
 
-def _of_start(request: Request) -> tuple[Subject, KernelProfile, float | None]:
+def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, float | None]:
     """Start a configuration, profile it, and stop it."""
     name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
     chosen = profiles.load(name)
@@ -266,7 +266,7 @@ def _of_start(request: Request) -> tuple[Subject, KernelProfile, float | None]:
 
 
 def _add_bound(
-    subject: Subject, chosen: Profile, request: Request, server: Server, path: KernelPath
+    subject: Subject, chosen: Profile, request: DecodeRequest, server: Server, path: KernelPath
 ) -> None:
     """Add the shortest time of a token that the memory allows."""
     model = server.configuration.model if server.configuration is not None else ""
@@ -288,7 +288,7 @@ def _add_bound(
     _set_bound(subject, read, healthy.high, config)
 
 
-def _add_least_bound(subject: Subject, request: Request) -> None:
+def _add_least_bound(subject: Subject, request: DecodeRequest) -> None:
     """Add the bound of the profile's model: as it is stored, or with all weights in MXFP4.
 
     The formats of a running server are only in its log, and a file contains no formats. Without the
@@ -327,7 +327,9 @@ def _set_bound(
         subject.moe_bound_ms = read.experts / (gb_s * 1e9) / layers * 1e3
 
 
-def _take(endpoint: Endpoint, traces: Path, request: Request) -> tuple[KernelProfile, float | None]:
+def _take(
+    endpoint: Endpoint, traces: Path, request: DecodeRequest
+) -> tuple[KernelProfile, float | None]:
     """Time a token, then profile decode steps; both after a prompt of an exact length."""
     with endpoint.http() as http:
         listed = models.listed(http, f"{endpoint.base_url}: expected a list of models")

@@ -14,14 +14,14 @@ from sm121.core.time_range import TimeRange
 Seconds = Annotated[float, Field(ge=0)]
 
 
-class Bounds(DataTable):
+class DurationBounds(DataTable):
     """A lower and an upper bound of a duration in seconds, with their source."""
 
     seconds: tuple[Seconds, Seconds]
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _in_order(self) -> "Bounds":
+    def _in_order(self) -> "DurationBounds":
         if self.seconds[0] > self.seconds[1]:
             raise ValueError(f"seconds: expected low <= high, got {self.seconds}")
         return self
@@ -51,7 +51,7 @@ class PlanBounds(DataTable):
     levels: dict[Level, LevelBounds]
 
 
-class StartBounds(Bounds):
+class StartBounds(DurationBounds):
     """The duration of a start with warm caches. ``usual``: the value to compare a start with."""
 
     usual: Positive

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
 from sm121.core.time_range import NO_TIME, TimeRange
-from sm121.run.timings import Taken
+from sm121.run.timings import CheckDurations
 from sm121.session import durations
 from sm121.session.durations import LevelBounds
 
@@ -38,7 +38,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedDuration:
     """The forecast for one check.
 
     Attributes:
@@ -63,13 +63,13 @@ class Forecast:
         usual_start_s: The usual duration of a start in seconds, by configuration; empty if unknown.
     """
 
-    expected: Sequence[Expected] = ()
+    expected: Sequence[ExpectedDuration] = ()
     usual_start_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def levels(self) -> dict[str, list[Expected]]:
+    def levels(self) -> dict[str, list[ExpectedDuration]]:
         """The checks by level, in their order."""
-        by_level: dict[str, list[Expected]] = {}
+        by_level: dict[str, list[ExpectedDuration]] = {}
         for each in self.expected:
             by_level.setdefault(each.check.level, []).append(each)
         return by_level
@@ -90,7 +90,7 @@ class Forecast:
         return total(self.expected)
 
 
-def total(expected: Iterable[Expected]) -> TimeRange | None:
+def total(expected: Iterable[ExpectedDuration]) -> TimeRange | None:
     """Add up the durations of checks and of the starts that they need.
 
     Args:
@@ -108,7 +108,9 @@ def total(expected: Iterable[Expected]) -> TimeRange | None:
     return whole
 
 
-def forecast_run(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Forecast:
+def forecast_run(
+    profile: Profile, plan: str, checks: Iterable[Check], known: CheckDurations
+) -> Forecast:
     """Forecast a run.
 
     Args:
@@ -125,10 +127,10 @@ def forecast_run(profile: Profile, plan: str, checks: Iterable[Check], known: Ta
     if bounds is not None:
         levels = bounds.plans.get(plan, bounds.plans[FULL]).levels  # type: ignore[assignment]
     usual: dict[str, float] = {}
-    expected: list[Expected] = []
+    expected: list[ExpectedDuration] = []
     for check in checks:
         if not check.can_run:
-            expected.append(Expected(check, NO_TIME, timed=False))
+            expected.append(ExpectedDuration(check, NO_TIME, timed=False))
             continue
         starts: dict[str, TimeRange | None] = {}
         for name in sorted(check.configurations - usual.keys()):
@@ -150,13 +152,13 @@ def _expected(
     timed_s: float | None,
     bounds: LevelBounds | None,
     starts: Mapping[str, TimeRange | None],
-) -> Expected:
+) -> ExpectedDuration:
     if check.lasts is not None:
-        return Expected(check, check.lasts, timed=False, starts=starts)
+        return ExpectedDuration(check, check.lasts, timed=False, starts=starts)
     if timed_s is not None:
-        return Expected(check, TimeRange.of(timed_s), timed=True, starts=starts)
+        return ExpectedDuration(check, TimeRange.of(timed_s), timed=True, starts=starts)
     time = bounds.each if bounds is not None else None
-    return Expected(check, time, timed=False, starts=starts)
+    return ExpectedDuration(check, time, timed=False, starts=starts)
 
 
 def counted(tests: Iterable[tuple[str, str]]) -> Forecast:
@@ -165,4 +167,6 @@ def counted(tests: Iterable[tuple[str, str]]) -> Forecast:
     Args:
         tests: The ids and levels of the checks.
     """
-    return Forecast([Expected(Check(name, level), None, timed=False) for name, level in tests])
+    return Forecast(
+        [ExpectedDuration(Check(name, level), None, timed=False) for name, level in tests]
+    )

@@ -30,7 +30,7 @@ from sm121.engines.managed import ManagedServer
 from sm121.engines.starting import StartHooks, StartLimits
 from sm121.evidence import signatures
 from sm121.session import answer_spread, served_facts
-from sm121.session.known_answers import Examiner
+from sm121.session.known_answers import ExamClient
 from sm121.session.profile_draft import Draft, base_profile, prompt_tokens
 
 #: Limits of a start, in seconds.
@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class InitRequest:
     """The arguments of the command.
 
     Attributes:
@@ -72,7 +72,7 @@ class Request:
     output: Path
 
 
-def run(request: Request, say: Say) -> list[Path]:
+def run(request: InitRequest, say: Say) -> list[Path]:
     """Write the profile and its exam.
 
     Args:
@@ -101,11 +101,11 @@ def run(request: Request, say: Say) -> list[Path]:
     return [request.output, exam]
 
 
-def _draft(request: Request, server: Server, can: Capabilities, arch: str, say: Say) -> Draft:
+def _draft(request: InitRequest, server: Server, can: Capabilities, arch: str, say: Say) -> Draft:
     """Ask the server for everything that the profile needs."""
     facts = served_facts.read_facts(server, can, request.model)
     limit = min(_ANSWER_TOKENS, (facts.context or 4096) // _SHARE)
-    examiner = Examiner(server.endpoint, limit, can.file.reasoning_field, say)
+    examiner = ExamClient(server.endpoint, limit, can.file.reasoning_field, say)
     known = examiner.examine()
     if not known.completions:
         raise UsageError(
@@ -163,7 +163,7 @@ def _name(served: str, arch: str) -> str:
 
 
 @contextlib.contextmanager
-def _server(request: Request, arch: str, say: Say) -> Iterator[tuple[Server, Capabilities]]:
+def _server(request: InitRequest, arch: str, say: Say) -> Iterator[tuple[Server, Capabilities]]:
     """Attach to the running server, or start one and stop it afterwards."""
     if request.base_url is not None:
         yield _attached(request, request.base_url, say)
@@ -197,7 +197,7 @@ def _server(request: Request, arch: str, say: Say) -> Iterator[tuple[Server, Cap
             managed.stop()
 
 
-def _attached(request: Request, url: str, say: Say) -> tuple[Server, Capabilities]:
+def _attached(request: InitRequest, url: str, say: Say) -> tuple[Server, Capabilities]:
     """Probe the running server. Its log is dropped if it is not proven to be its own."""
     server = attached.attach(
         url,

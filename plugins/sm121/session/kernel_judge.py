@@ -8,7 +8,7 @@ from sm121.core import architecture
 from sm121.engines.attached_processes import AttachedProcesses
 from sm121.evidence import cgroup, kernel_messages, silent_errors
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.run import beside
+from sm121.run import server_decisions
 from sm121.run.run import Run
 
 _NO_MEMORY_AT_START = (
@@ -103,6 +103,6 @@ class KernelJudge:
             line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
             run.record.remark(line, at_once=False)
         if faults and not run.record.file.crashes:
-            beside.decide_logged_errors(
+            server_decisions.decide_logged_errors(
                 run.record, silent_errors.of_the_kernel(faults), f"messages of the kernel{of}"
             )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import httpx
 
 from sm121.answers import exam, exam_judging
-from sm121.answers.exam import Completion, Question
+from sm121.answers.exam import ExamCompletion, Question
 from sm121.api.client import together
 from sm121.api.tools import tools
 from sm121.core import profile
@@ -32,7 +32,7 @@ _Json = dict[str, Any]
 class KnownAnswers:
     """The questions that were answered correctly in each round."""
 
-    completions: tuple[Completion, ...]
+    completions: tuple[ExamCompletion, ...]
     facts: tuple[Question, ...]
     chats: tuple[Chat, ...]
     tool_calls: tuple[ToolCall, ...]
@@ -47,7 +47,7 @@ class KnownAnswers:
 
 
 @dataclass
-class Examiner:
+class ExamClient:
     """Sends questions to one server.
 
     Args:
@@ -69,7 +69,7 @@ class Examiner:
 
     def examine(self) -> KnownAnswers:
         """Send all questions in three rounds. Questions with a wrong answer are not sent again."""
-        completions: list[Completion] = []
+        completions: list[ExamCompletion] = []
         facts: list[Question] = []
         for name in _EXAMS:
             shipped = exam.load(name)
@@ -103,7 +103,7 @@ class Examiner:
             self.say(f"{what}: round {number} of {ROUNDS}: {len(kept)} of {len(items)} are right")
         return kept
 
-    def _continues(self, known: Completion) -> bool:
+    def _continues(self, known: ExamCompletion) -> bool:
         body = {"prompt": known.prompt, "max_tokens": max(8, len(known.begins))}
         answer = self._post("/v1/completions", body)
         return bool(answer) and str(answer.get("text")).startswith(known.begins)

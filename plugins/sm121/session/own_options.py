@@ -40,7 +40,7 @@ class _AnyWords(int):
 
 
 @dataclass(frozen=True)
-class Group:
+class OptionGroup:
     """A group of options in ``pytest --help``."""
 
     title: str
@@ -63,18 +63,18 @@ class Group:
 
 
 #: The group of the plugin `pytest_gpu_arch`, which adds it to ``pytest --help`` itself.
-ARCHITECTURE = Group("architecture", (add_architecture,))
+ARCHITECTURE = OptionGroup("architecture", (add_architecture,))
 #: The groups that the suite adds.
 GROUPS = (
-    Group("target", (add_target,)),
-    Group("engine", (add_engines,)),
-    Group(
+    OptionGroup("target", (add_target,)),
+    OptionGroup("engine", (add_engines,)),
+    OptionGroup(
         "checks",
         (add_plan, add_stress, add_kernels, add_answers, add_matrix, add_shard, add_resume),
     ),
-    Group("measuring", (add_performance,)),
-    Group("comparing", (add_regression,)),
-    Group("report", (add_report,)),
+    OptionGroup("measuring", (add_performance,)),
+    OptionGroup("comparing", (add_regression,)),
+    OptionGroup("report", (add_report,)),
 )
 EVERY_GROUP = (ARCHITECTURE, *GROUPS)
 

@@ -33,7 +33,7 @@ from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 from sm121.machine import roofline
 from sm121.report import glance, path_outlook
-from sm121.report.path_outlook import Bound
+from sm121.report.path_outlook import RateBound
 from sm121.run import spanning
 from sm121.run.spanning import RanksOfLogs
 
@@ -48,7 +48,7 @@ _DEFAULT_MODEL = "gpt-oss-120b"
 
 
 @dataclass(frozen=True)
-class Request:
+class PathRequest:
     """The arguments of the command.
 
     Attributes:
@@ -76,7 +76,7 @@ class Request:
     as_json: bool
 
 
-def run(request: Request) -> None:
+def run(request: PathRequest) -> None:
     """Print what the sources of a request show about the kernel path.
 
     Args:
@@ -101,7 +101,7 @@ def run(request: Request) -> None:
 
 
 @contextlib.contextmanager
-def _logs(request: Request) -> Iterator[tuple[Path, ...]]:
+def _logs(request: PathRequest) -> Iterator[tuple[Path, ...]]:
     """Yield the log files. Standard input, pipes and a container's log are copied to files."""
     if request.container is not None:
         followed = FollowedLog.of_container(
@@ -136,7 +136,7 @@ def _copied(stream: BinaryIO) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def _is_stream(request: Request) -> bool:
+def _is_stream(request: PathRequest) -> bool:
     """Whether the first log is standard input or a pipe, which has no name for other commands."""
     return request.logs[:1] == (_STDIN,) or request.logs[0].is_fifo()
 
@@ -145,7 +145,7 @@ def _is_stream(request: Request) -> bool:
 class _Reading:
     """Collects what the sources show."""
 
-    request: Request
+    request: PathRequest
     logs: tuple[Path, ...]
     path: KernelPath = field(default_factory=KernelPath)
     #: The content of the JSON output, apart from the path.
@@ -179,7 +179,7 @@ class _Reading:
             self._add_kernels(profile)
         self.path = requested.of_log(self.path, engine)
         ranks = spanning.of_logs(self.logs, engine)
-        bound: Bound | None = None
+        bound: RateBound | None = None
         if self.logs:
             bound = path_outlook.bound(self.path)
             self._add_outlook(engine)
@@ -188,7 +188,7 @@ class _Reading:
         else:
             self._print_json(ranks, bound)
 
-    def _print_table(self, known: str | None, ranks: RanksOfLogs, bound: Bound | None) -> None:
+    def _print_table(self, known: str | None, ranks: RanksOfLogs, bound: RateBound | None) -> None:
         name = known or "engine not known"
         version = self.answer["identity"] or self.path.log.version
         title = [part for part in (name, version, self.path.log.model) if part]
@@ -198,7 +198,7 @@ class _Reading:
         values.update(nodes=ranks.rows, unequal=ranks.faults, cause=self.cause, bound=bound)
         sys.stdout.write(glance.table("path.txt.j2", path=self.path, **values))
 
-    def _print_json(self, ranks: RanksOfLogs, bound: Bound | None) -> None:
+    def _print_json(self, ranks: RanksOfLogs, bound: RateBound | None) -> None:
         answer = dict(self.answer)
         answer["nodes"] = [node.model_dump(mode="json") for node in ranks.rows]
         answer["unequal"] = ranks.faults

@@ -18,7 +18,7 @@ from sm121.session.settings import Settings
 
 
 @dataclass(frozen=True)
-class Request:
+class RecordRequest:
     """The arguments of the command.
 
     Attributes:
@@ -38,7 +38,7 @@ class Request:
     image_id: str | None = None
 
 
-def run(request: Request) -> EnvironmentRecord:
+def run(request: RecordRequest) -> EnvironmentRecord:
     """Return the environment record that a run of a configuration would have.
 
     Args:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from sm121.core.time_range import NO_TIME, TimeRange
 from sm121.engines.pool import StartReport
-from sm121.session.forecast import Expected, Forecast
+from sm121.session.forecast import ExpectedDuration, Forecast
 
 #: The displayed time may rise by this factor within the number of seconds below.
 _RISE = 1.1
@@ -153,7 +153,7 @@ class Remaining:
                 return True
         return False
 
-    def _of(self, each: Expected, scale: float) -> TimeRange:
+    def _of(self, each: ExpectedDuration, scale: float) -> TimeRange:
         """Return the duration of a check with the starts that it still needs."""
         assert each.time is not None
         time = each.time

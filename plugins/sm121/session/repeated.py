@@ -34,7 +34,7 @@ from sm121.engines import given_key
 from sm121.report import headline
 from sm121.run import stored_run
 from sm121.session import own_options
-from sm121.session.acceptance import AcceptanceWatch, Taken, read_counters
+from sm121.session.acceptance import AcceptanceReadings, AcceptanceWatch, read_counters
 from sm121.stress import soak
 
 #: The arguments of each round.
@@ -55,7 +55,7 @@ _TOKEN_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
-class Round:
+class MonitorRound:
     """One round: a line of `rounds.jsonl`.
 
     Attributes:
@@ -111,7 +111,7 @@ class Records:
         recorded = [*_numbers(self._older), *_numbers(self._file)]
         self.newest = max([0, *recorded, *self._reports])
 
-    def keep(self, played: Round, report: Path | None) -> Round:
+    def keep(self, played: MonitorRound, report: Path | None) -> MonitorRound:
         """Write the line of a round. Keep its report if the round failed.
 
         Args:
@@ -181,7 +181,7 @@ def _is_cut(lines: BinaryIO) -> bool:
 
 def repeat(
     every_s: float,
-    play: Callable[[int], tuple[Round, Path | None]],
+    play: Callable[[int], tuple[MonitorRound, Path | None]],
     records: Records,
     say: Callable[[str], None],
     *,
@@ -221,7 +221,7 @@ def repeat(
     return 0
 
 
-def line_of(played: Round) -> str:
+def line_of(played: MonitorRound) -> str:
     """Return the line to print for a round.
 
     Args:
@@ -273,7 +273,7 @@ def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
         return repeat(every_s, player.play, Records(folder), say, stopped=player.stopped)
 
 
-def judged(verdict: Verdict, sentence: str, taken: Taken) -> tuple[Verdict, str]:
+def judged(verdict: Verdict, sentence: str, taken: AcceptanceReadings) -> tuple[Verdict, str]:
     """Judge a round together with the time before it.
 
     Args:
@@ -308,7 +308,7 @@ class _Player:
         self._has_run = False
         self.stopped = threading.Event()
 
-    def play(self, number: int) -> tuple[Round, Path]:
+    def play(self, number: int) -> tuple[MonitorRound, Path]:
         """Run one round.
 
         Args:
@@ -326,7 +326,7 @@ class _Player:
         own_verdict, own_sentence = self._run()
         taken = self._watch.taken()
         verdict, sentence = judged(own_verdict, own_sentence, taken)
-        played = Round(
+        played = MonitorRound(
             number=number,
             started=started,
             seconds=time.monotonic() - began,

@@ -19,7 +19,7 @@ from sm121.report import summary
 from sm121.run import directory as report_directory
 from sm121.run import events, served, verdict_file
 from sm121.run.directory import ReportDirectory
-from sm121.run.fingerprint import Difference, Fingerprint
+from sm121.run.fingerprint import Fingerprint, FingerprintDifference
 from sm121.run.run import Run
 from sm121.run.verdict_file import TestReport
 from sm121.session import against, ending
@@ -221,7 +221,7 @@ class Session:
             run.record.emit(events.UndecidedDropped())
         finished = run.record.ledger.complete and not self.interrupted
         if finished:
-            self._hold_against()
+            self._record_comparison()
         self._end(finished=finished)
 
     def _judge_what_was_started(self) -> None:
@@ -237,7 +237,7 @@ class Session:
         try:
             now = self._read_environment().fingerprint
         except OSError as error:
-            others = [Difference("model's digest", "known", f"{error}", "model")]
+            others = [FingerprintDifference("model's digest", "known", f"{error}", "model")]
         else:
             others = before.differences(now) if now is not None else []
         changed = []
@@ -250,7 +250,7 @@ class Session:
             decision = TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID)
             run.record.emit(events.Decided(decision))
 
-    def _hold_against(self) -> None:
+    def _record_comparison(self) -> None:
         """Record everything that is worse than in the trusted run."""
         run = self.run
         settings = self.settings
@@ -264,7 +264,7 @@ class Session:
             if not settings.judging.certify:
                 run.record.emit(events.Decided(entry))
 
-    def compare_with_trusted(self) -> against.Comparison:
+    def compare_with_trusted(self) -> against.TrustedComparison:
         """Compare the run so far with the trusted run, and record nothing."""
         trusted = self.settings.judging.against
         now = measured.of_this_run(self.recorder)
@@ -308,7 +308,7 @@ class Session:
             self.release()
 
 
-def _is_of_the_judged(difference: Difference, before: Fingerprint) -> bool:
+def _is_of_the_judged(difference: FingerprintDifference, before: Fingerprint) -> bool:
     """Whether a difference concerns the build or the checkpoint."""
     if difference.field == "sources":
         return difference.key in before.sources and difference.key != "suite"

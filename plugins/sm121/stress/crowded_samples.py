@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sm121.api.client import Refused
-from sm121.api.sample_comparison import Case
+from sm121.api.sample_comparison import SampleCase
 from sm121.api.sample_source import Samples
 from sm121.api.sampled import Sampler
 from sm121.client.jobs import Job, JobOutcome
@@ -89,7 +89,7 @@ class CrowdedSamples:
         return samples
 
     @functools.cached_property
-    def _cases(self) -> dict[str, Case]:
+    def _cases(self) -> dict[str, SampleCase]:
         try:
             return self.sampler.far()
         except (NotRun, Refused) as reason:

@@ -12,7 +12,7 @@ from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.level_settings import StressSizes
 from sm121.core.verdict import Verdict, worst
-from sm121.machine.timeline import Sample, Timeline
+from sm121.machine.timeline import Timeline, TimelineSample
 from sm121.measure import growth
 from sm121.measure.growth import Growth
 from sm121.run.events import MemoryRead
@@ -40,7 +40,7 @@ class MemoryFile(Record):
     every_s: float
     device_memory: str
     """The source of the device's memory, or why it is unknown."""
-    samples: list[Sample]
+    samples: list[TimelineSample]
     growth: list[Growth] = Field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ class _Limits:
 
 
 def judged(
-    samples: Sequence[Sample], limits: StressSizes, *, machine_bytes: int | None = None
+    samples: Sequence[TimelineSample], limits: StressSizes, *, machine_bytes: int | None = None
 ) -> list[Growth]:
     """Judge the growth of each quantity in the steady part of a load.
 
@@ -115,7 +115,9 @@ def judged(
     return growths
 
 
-def _series(samples: Sequence[Sample], machine_bytes: int | None) -> dict[str, list[float | None]]:
+def _series(
+    samples: Sequence[TimelineSample], machine_bytes: int | None
+) -> dict[str, list[float | None]]:
     """Return the values of each quantity over the samples."""
     series: dict[str, list[float | None]] = {
         _PROCESSES: [s.held_bytes or s.pss_bytes or s.rss_bytes for s in samples],

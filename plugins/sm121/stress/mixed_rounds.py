@@ -56,7 +56,7 @@ class MixedRounds:
         self._timeline = timeline
         self.failure: UnderLoad | None = None
 
-    def play(self, number: int) -> soak.Round:
+    def play(self, number: int) -> soak.SoakRound:
         """Play a round.
 
         Args:
@@ -88,8 +88,8 @@ class MixedRounds:
 
     def _describe(
         self, number: int, jobs: list[Job], load: LoadResult, faults: list[Fault]
-    ) -> soak.Round:
-        return soak.Round(
+    ) -> soak.SoakRound:
+        return soak.SoakRound(
             number=number,
             at_s=round(load.started - self._timeline.began, 1),
             requests=len(jobs),

@@ -34,7 +34,7 @@ def parse_duration(text: str, option: str = "--soak") -> float:
 
 
 @dataclass
-class Round:
+class SoakRound:
     """One round of a soak."""
 
     number: int
@@ -48,7 +48,7 @@ class Round:
 
 def run(
     duration_s: float,
-    play: Callable[[int], Round],
+    play: Callable[[int], SoakRound],
     write: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = lambda _line: None,
 ) -> None:
@@ -60,7 +60,7 @@ def run(
         write: Writes the report (JSON data), after each round and at the end, also after Ctrl-C.
         say: Shows the progress, once a minute.
     """
-    rounds: list[Round] = []
+    rounds: list[SoakRound] = []
     requests = 0
     faults: list[str] = []
 

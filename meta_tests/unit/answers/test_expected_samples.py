@@ -11,7 +11,7 @@ import pytest
 from meta_tests.fakes import scripted_sampler
 from meta_tests.fakes.fault_proxy import SAMPLING as FAULTS
 from meta_tests.fakes.scripted_sampler import sampling
-from sm121.answers import promised
+from sm121.answers import expected_samples
 from sm121.api import client, cuts, sample_source, sampled_chats
 from sm121.api import sampling as sampling_forms
 from sm121.api.penalties import Penalties
@@ -151,12 +151,16 @@ def test_too_few_samples_decide_nothing(test, monkeypatch):
 def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
     random = np.random.default_rng(5)
     top = {f"{n}": float(value) for n, value in enumerate(np.sort(random.normal(0, 2.6, 20)))}
-    of_token = lambda token: [promised.log_ratio(top, token, temperature, f) for f in promised.OFF]  # noqa: E731
+
+    def of_token(token: str) -> list[float]:
+        factors = expected_samples.OFF
+        return [expected_samples.log_ratio(top, token, temperature, factor) for factor in factors]
+
     ratios = np.array([*map(of_token, top)])
 
     def decided(actual: float) -> tuple[float, float]:
         """Return the share of runs that fail, and the samples of a run."""
-        likely = [*promised.shares(top, actual).values()]
+        likely = [*expected_samples.shares(top, actual).values()]
         batches = 0
         logarithms = np.zeros((RUNS, 2))
         wrong = 0
@@ -165,16 +169,18 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
             counts = random.multinomial(2 * sample_source.BATCH, likely, len(logarithms))
             logarithms += counts @ ratios
             most = logarithms.max(1)
-            wrong += int((most >= promised.WRONG).sum())
-            logarithms = logarithms[(most > promised.RIGHT) & (most < promised.WRONG)]
+            wrong += int((most >= expected_samples.WRONG).sum())
+            logarithms = logarithms[
+                (most > expected_samples.RIGHT) & (most < expected_samples.WRONG)
+            ]
         return wrong / RUNS, 2 * sample_source.BATCH * batches / RUNS
 
-    for factor in promised.OFF:
-        assert decided(temperature * factor)[0] >= 1 - promised.MISSED
+    for factor in expected_samples.OFF:
+        assert decided(temperature * factor)[0] >= 1 - expected_samples.MISSED
     wrong, samples = decided(temperature)
-    assert wrong < promised.TEMPERATURE_CHANCE
+    assert wrong < expected_samples.TEMPERATURE_CHANCE
     # A fixed number of samples needs 27 nats for the same bounds.
-    assert samples * promised.evidence(top, temperature) < 12
+    assert samples * expected_samples.evidence(top, temperature) < 12
 
 
 def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
@@ -186,11 +192,11 @@ def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
 
     def noticed(actual: float) -> float:
         hits = random.binomial(few, actual, RUNS)
-        chances = np.array([promised.chance_of(n, share * few, few) for n in hits])
-        return float(np.mean(chances < promised.CHANCE))
+        chances = np.array([expected_samples.chance_of(n, share * few, few) for n in hits])
+        return float(np.mean(chances < expected_samples.CHANCE))
 
     assert noticed(1 - share) >= 0.99
-    assert noticed(share) < promised.CHANCE * 10
+    assert noticed(share) < expected_samples.CHANCE * 10
 
 
 def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
@@ -202,13 +208,15 @@ def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
         tops = sampler.source.tops
     for cut, (count, value, text, edge) in cases:
         top = tops[text]
-        remaining, dropped = promised.remaining(top, cut, value)
+        remaining, dropped = expected_samples.remaining(top, cut, value)
         edge_, whole = (sum(np.exp([top[t] for t in tokens])) for tokens in (edge, remaining))
         tight = edge_ / whole
-        assert promised.chance_of(0, count * tight, count) < promised.CHANCE
-        error = 1 if cut == "top_k" else promised.ERROR * value
-        wider = max((promised.remaining(top, cut, value + e)[0] for e in (error, -error)), key=len)
-        likely = promised.shares({token: top[token] for token in wider})
+        assert expected_samples.chance_of(0, count * tight, count) < expected_samples.CHANCE
+        error = 1 if cut == "top_k" else expected_samples.ERROR * value
+        wider = max(
+            (expected_samples.remaining(top, cut, value + e)[0] for e in (error, -error)), key=len
+        )
+        likely = expected_samples.shares({token: top[token] for token in wider})
         assert (1 - sum(likely[token] for token in wider & dropped)) ** count < 0.01
 
 
@@ -216,18 +224,20 @@ def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
     parameters = len(cuts.CUTS)
     values = 2
     tallies = (1 + parameters) * values * 4 + parameters * values + 3 * values * 2 + 4
-    assert tallies <= promised.COMPARISONS
-    whole = promised.COMPARISONS * promised.CHANCE + promised.TEMPERATURE_CHANCE
-    assert whole == promised.FALSE_ALARMS
+    assert tallies <= expected_samples.COMPARISONS
+    whole = (
+        expected_samples.COMPARISONS * expected_samples.CHANCE + expected_samples.TEMPERATURE_CHANCE
+    )
+    assert whole == expected_samples.FALSE_ALARMS
 
 
 def test_ties_and_roundings_at_the_edge_are_not_judged():
     top = {"a": np.log(0.5), "b": np.log(0.2), "c": np.log(0.2), "d": np.log(0.1)}
-    assert promised.remaining(top, "top_k", 2) == ({"a"}, {"d"})
-    assert promised.remaining(top, "top_p", 0.6) == ({"a"}, {"d"})
-    assert promised.remaining(top, "top_p", 0.95) == ({"a", "b", "c", "d"}, set())
-    assert promised.remaining(top, "min_p", 0.4) == ({"a"}, {"d"})
-    assert promised.remaining(top, "min_p", 0.3) == ({"a", "b", "c"}, {"d"})
+    assert expected_samples.remaining(top, "top_k", 2) == ({"a"}, {"d"})
+    assert expected_samples.remaining(top, "top_p", 0.6) == ({"a"}, {"d"})
+    assert expected_samples.remaining(top, "top_p", 0.95) == ({"a", "b", "c", "d"}, set())
+    assert expected_samples.remaining(top, "min_p", 0.4) == ({"a"}, {"d"})
+    assert expected_samples.remaining(top, "min_p", 0.3) == ({"a", "b", "c"}, {"d"})
 
 
 @pytest.mark.parametrize("tallies", ["wrong open", "right open", "right wrong open"])
@@ -236,7 +246,7 @@ def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallie
         for each in tallies.split():
             if each == "open":
                 raise NotRun("cannot be told")
-            yield each, promised.Tally(hits=8 * (each == "right"), expected=7.9, samples=8)
+            yield each, expected_samples.Tally(hits=8 * (each == "right"), expected=7.9, samples=8)
 
     monkeypatch.setattr(Penalties, "compare_subtracted", subtracted)
     api = client.Api(Endpoint("", "", "m"), capabilities.capabilities_of("vllm", "0.32.0"))
