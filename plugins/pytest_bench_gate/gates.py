@@ -139,7 +139,7 @@ class Gate:
         is_rerun = earlier.test == self._test and metric not in self.called
         if not is_rerun:
             _refuse(metric, "a name of its own for each metric of a run",
-                    f"one that {earlier.test} has")  # fmt: skip
+                    f"the name that {earlier.test} uses")  # fmt: skip
 
     def _direction(
         self,

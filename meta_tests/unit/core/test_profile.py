@@ -138,7 +138,7 @@ def test_under_test_of_a_profile_decides_the_tested_configuration(tmp_path):
             'name = "ours"\nextends = "mine.toml"',
             None,
             None,
-            "expected no circle, got .*mine.toml -> .*mine",
+            "expected no cycle, got .*mine.toml -> .*mine",
             id='name = "ours" extends = "mine.toml", expected no',
         ),
         pytest.param(

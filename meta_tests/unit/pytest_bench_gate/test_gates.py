@@ -109,7 +109,7 @@ def test_a_name_that_cannot_be_shown_is_refused(gate, name):
 
 def test_a_name_is_given_once(gate):
     gate("metric", STEADY, minimum=52)
-    with pytest.raises(pytest.fail.Exception, match=r"got one that test_x.py::test_x has"):
+    with pytest.raises(pytest.fail.Exception, match=r"got the name that test_x.py::test_x uses"):
         gate("metric", STEADY, minimum=52)
 
 

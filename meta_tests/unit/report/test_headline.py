@@ -268,7 +268,7 @@ def test_page_summary_and_terminal_have_the_same_sentence(tmp_path):
 
 
 def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
-    path = "moe: CUTLASS there, MARLIN here"
+    path = "moe: CUTLASS in the trusted run, MARLIN in this run"
     run = run_of(
         TestReport.of(f"{AGAINST}path moe", "regression", Fact("x", kind=unmet.OF_PATH)),
         TestReport.of(f"{AGAINST}tg32@d0", "regression", Fact("x")),

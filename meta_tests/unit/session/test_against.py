@@ -131,11 +131,11 @@ def test_fixed_failures_are_listed(trusted):
         pytest.param(
             {"path": {"attention": "TORCH_SDPA"}},
             "path",
-            "attention: CPU_ATTN there",
+            "attention: CPU_ATTN in the trusted run",
             id="another path",
         ),
         pytest.param(
-            {"path": {"moe": None}}, "path", "no evidence of any", id="a path without evidence"
+            {"path": {"moe": None}}, "path", "not shown in this run", id="a path without evidence"
         ),
         pytest.param(
             {"path": {"fallbacks": ["marlin"]}}, "path", "fallbacks: marlin", id="a fallback"
@@ -175,7 +175,9 @@ def test_a_requested_change_of_the_path_is_only_reported(trusted):
     run = a_run(*TESTS)
     run.engine.path = PATH.model_copy(update={"kv_cache_dtype": "fp8", "requested": requested})
     run, facts = held(run, trusted)
-    assert facts == [] and run.against.path_told == ["kv_cache_dtype: auto there, fp8 here"]
+    assert facts == [] and run.against.path_told == [
+        "kv_cache_dtype: auto in the trusted run, fp8 in this run"
+    ]
     for change in ({"attention": "TORCH_SDPA"}, {"kv_cache_dtype": None}, {"also": {"moe": ["X"]}}):
         run = a_run(*TESTS)
         run.fingerprint.environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}

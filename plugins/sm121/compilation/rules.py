@@ -139,7 +139,7 @@ def unacceptable_images(images: Sequence[device_code.Image], gpu: int) -> list[s
     lines = []
     for image in images:
         if image.kind == "ptx":
-            lines.append(f"{image}: machine code is required, this is for the driver to translate")
+            lines.append(f"{image}: expected machine code, got PTX that the driver must compile")
         elif not image.architecture.sass_runs_on(gpu):
             lines.append(f"{image}: does not run on sm_{gpu}")
         elif not image.architecture.is_full(gpu):

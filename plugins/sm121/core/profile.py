@@ -465,7 +465,7 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
         raise UsageError(f"{origin}: key name: required key is missing: expected a name of its own")
     if origin in children:
         chain = " -> ".join([*children[children.index(origin) :], origin])
-        raise UsageError(f"{key} expected no circle, got {chain}")
+        raise UsageError(f"{key} expected no cycle, got {chain}")
     parent_path = extends if extends in shipped() else str(Path(name_or_path).parent / extends)
     parent = _load(os.path.normpath(parent_path), key, (*children, origin))
     merged = extending.extended(parent, table, origin)

@@ -63,9 +63,9 @@ def write_crash_bundle(
         setup=crash_bundle.EngineSetup(environment=dict(os.environ)),
         missing={
             "exits": f"the server (pid {main_pid}, {len(names)} processes) was still running",
-            "memory": "the suite kept it in its own memory, and is gone",
-            "in_flight": "the suite kept them in its own memory, and is gone",
-            "configuration": "the suite is gone; server.log says what was started",
+            "memory": "only the suite had it in memory, and the suite was killed",
+            "in_flight": "only the suite had them in memory, and the suite was killed",
+            "configuration": "the suite was killed; server.log contains the server's arguments",
         },
     )
     bundle = crash_bundle.write(

@@ -117,7 +117,7 @@ def judge_blocks(
     wrong = []
     off = np.abs(elements * scale - blocks).max(-1, initial=0.0)
     if (off > np.maximum(amax, _LEAST_SIZE)).any():
-        wrong.append(Fact("decoded values near the block's", "an error above the largest value"))
+        wrong.append(Fact("decoded values near the inputs", "an error above the largest value"))
     mismatches = {}
     for rule in candidates:
         differs = oracle.choose_scale(amax, rule) != scales
@@ -128,7 +128,7 @@ def judge_blocks(
         wrong.append(
             Fact(
                 f"every scale by the rule {rule_name}",
-                f"another in {least} of {scales.size} blocks; declare the rule or follow one",
+                f"another scale in {least} of {scales.size} blocks; declare the rule or follow one",
             )
         )
     nearest = table[oracle.encode_elements((blocks / scale).reshape(values.shape))]
@@ -137,7 +137,10 @@ def judge_blocks(
     missed = (distance > least_distance) & settled[..., None]
     if missed.any():
         wrong.append(
-            Fact("the nearest element", f"another in {int(missed.sum())} of {missed.size} places")
+            Fact(
+                "the nearest element",
+                f"another element in {int(missed.sum())} of {missed.size} places",
+            )
         )
     if elements[amax == 0].any():
         wrong.append(Fact("zeros in an all-zero block", "other values"))

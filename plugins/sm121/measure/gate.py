@@ -377,7 +377,7 @@ def decide_tail(
         ValueError: There is no sample, or the gate has no ``at_most``.
     """
     if gate.at_most is None:
-        raise ValueError(f"{gate.metric}: a tail needs at_most")
+        raise ValueError(f"{gate.metric}: expected a gate with at_most for a percentile")
     values = np.sort(np.asarray(samples, dtype=np.float64))
     count = len(values)
     over = int((values > gate.at_most).sum())

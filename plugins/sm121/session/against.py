@@ -120,7 +120,10 @@ def _differing(before: Fingerprint, now: Fingerprint) -> list[str]:
     lines = []
     for difference in before.differences(now):
         if difference.field not in _NOT_LISTED:
-            lines.append(f"{difference.name}: {difference.one} there, {difference.other} here")
+            lines.append(
+                f"{difference.name}: {difference.one} in the trusted run, "
+                f"{difference.other} in this run"
+            )
     return lines
 
 
@@ -161,7 +164,10 @@ class _Judge:
         before = self._before
         report = self._report
         if before.engine.name != self._run.engine.name:
-            line = f"engine: {before.engine.name} there, {self._run.engine.name} here"
+            line = (
+                f"engine: {before.engine.name} in the trusted run, "
+                f"{self._run.engine.name} in this run"
+            )
             report.path.append(line)
             self._add("engine", Fact(f"the engine of {report.run}", line))
         missing, unasked = _not_executed(before, self._run, asked_for)
@@ -173,7 +179,7 @@ class _Judge:
             deviations = _sort(report, test, tests_before.get(test.id))
             if deviations:
                 known = f"known of {_engine(self._run)} ({', '.join(deviations)})"
-                text = f"a failure that is excused as {known}, which that run did not show"
+                text = f"a failure that is excused as {known}, which {report.run} did not show"
                 self._add(test.id, Fact(f"{test.id} to pass, as in {report.run}", text))
         return unasked
 

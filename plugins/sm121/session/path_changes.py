@@ -69,13 +69,13 @@ def find(trusted: VerdictFile, run: VerdictFile) -> list[PathChange]:
         known = there.also.get(part, ())
         more = [value for value in here.also.get(part, ()) if value not in known]
         if more:
-            text = f"some layers run {', '.join(more)}, but not there"
+            text = f"some layers run {', '.join(more)}, which no layer of the trusted run does"
             changes.append(PathChange(part, text, part in requested))
     for name in _LISTS:
         for entry in getattr(here, name):
             if entry not in getattr(there, name):
                 part = name.replace("_", " ")
-                changes.append(PathChange(part, f"{entry} here, not there"))
+                changes.append(PathChange(part, f"{entry} in this run, not in the trusted run"))
     return changes
 
 
@@ -92,10 +92,12 @@ def _change_of_value(
     if before == now:
         return None
     if now is None:
-        return PathChange(part, f"{before} there, no evidence of any here")
+        return PathChange(part, f"{before} in the trusted run, not shown in this run")
     if before is None:
-        return PathChange(part, f"not shown there, {now} here", is_expected=True)
-    return PathChange(part, f"{before} there, {now} here", part in requested)
+        return PathChange(
+            part, f"not shown in the trusted run, {now} in this run", is_expected=True
+        )
+    return PathChange(part, f"{before} in the trusted run, {now} in this run", part in requested)
 
 
 def unlike(one: VerdictFile, other: VerdictFile) -> str | None:
