@@ -109,7 +109,7 @@ class Afterwards:
 
         Raises:
             UnderLoad: Memory or handles grow.
-            Inconclusive: The samples are inconclusive.
+            Inconclusive: There is no sample, or the samples are inconclusive.
             NotRun: There was no steady part, or the memory is unknown.
         """
         if self._steady_from is None:
@@ -120,6 +120,8 @@ class Afterwards:
         self.keep_memory()
         for item in self._growths:
             self._say(f"{item.verdict.value}: {item.reason}")
+        if self._has_no_sample():
+            raise Inconclusive("no sample of the server's memory was taken during the load")
         if not self._growths:
             raise NotRun(unknown_memory.reason(self._run))
         faults: list[Fault] = []
@@ -136,7 +138,7 @@ class Afterwards:
     def _repeat_until_decided(self) -> None:
         began = time.monotonic()
         rounds = 0
-        while _undecided(self._growths):
+        while self._has_no_sample() or _undecided(self._growths):
             # Only count rounds with enough samples: a fast server ends a load within a few samples.
             if all(item.samples >= growth.LEAST_EVEN_SAMPLES for item in self._growths):
                 rounds += 1
@@ -152,6 +154,10 @@ class Afterwards:
         machine = None if self._is_on_cpu() else psutil.virtual_memory().total
         sizes = self._run.profile.stress
         return memory.judged(samples, sizes, machine_bytes=machine)
+
+    def _has_no_sample(self) -> bool:
+        """Return whether the load ended before a sample was taken, or sampling has ended."""
+        return len(self._timeline.samples) <= (self._steady_from or 0)
 
     def has_memory_samples(self) -> bool:
         """Return whether there are enough samples of the steady part to judge the memory."""
