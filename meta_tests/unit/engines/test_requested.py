@@ -379,3 +379,8 @@ def test_graphs_of_another_mode_are_not_those_asked_for(line):
     path = read_lines([*GB10_LOG, CORE + line])
     assert states(path, *full) == ["different"]
     assert "PIECEWISE" in differences(configuration(*full), path, {})[0]
+
+
+def test_an_engine_without_rules_has_no_requested_value():
+    """An engine whose log lines are known may have no file in fixtures/requests."""
+    assert request_rules.load_requests("an engine without rules").request == ()

@@ -106,12 +106,14 @@ class RequestRules(DataTable):
 
 
 def load_requests(engine: str) -> RequestRules:
-    """Return the rules of an engine.
+    """Return the rules of an engine; none if no file has any.
 
     Args:
         engine: The name of the engine.
 
     Raises:
-        DataFileError: There are none, or the file is wrong.
+        DataFileError: The file is wrong.
     """
+    if engine not in data_file.shipped("requests"):
+        return RequestRules.model_construct(engine=engine, request=())
     return data_file.load(f"requests/{engine}.toml", RequestRules)
