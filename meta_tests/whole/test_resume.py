@@ -24,6 +24,8 @@ from sm121.run.events import Decided
 from sm121.run.verdict_file import VerdictFile
 
 SCENARIO = "meta_tests/whole/scenarios/many_decisions.py"
+#: Tests of the stress level are refused beside workers.
+WORKERS = ("-n", "2", "-m", "not stress")
 #: Fields of a test that differ between two runs.
 TIMES = {"seconds": True}
 BAD = ("FAIL", "INVALID", "INCONCLUSIVE")
@@ -248,7 +250,7 @@ def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
 
 def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, tmp_path):
     report = tmp_path / "report"
-    run = runs.start(report, "-n", "2")
+    run = runs.start(report, *WORKERS)
     streams = [report / "workers" / name / events.NAME for name in ("gw0", "gw1")]
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
@@ -277,7 +279,7 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
 def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(runs, tmp_path):
     """The controller was killed before it judged the box, the kernel and the stored runs."""
     report = tmp_path / "report"
-    runs.start(report, "-n", "2").wait()
+    runs.start(report, *WORKERS).wait()
     (report / "verdict.json").unlink()
     assert all(part.finished for part in stored_run.parts_of(report).values())
     file = stored_run.file_of(report)
