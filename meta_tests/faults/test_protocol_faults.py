@@ -37,7 +37,7 @@ def test_the_table_has_every_fault_killed():
     rows = re.findall(r"^\| (.+?) \| `(.+?)` \| (\S+) \|", DOCUMENT.read_text("utf-8"), re.M)
     assert {name: test for name, test, _ in rows} == {
         fault.name: fault.caught_by for fault in FAULTS.values()
-    }, "docs/tables/protocol-faults.md is of other faults: run `make catalogues`"
+    }, "docs/tables/protocol-faults.md is of other faults; docs/new-check.md has the command"
     assert {killed for _, _, killed in rows} == {"yes"} and len(rows) >= 35
 
 
