@@ -15,6 +15,7 @@ from meta_tests.fakes.timed_server import TRAPS
 from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inapplicable, NotRun
+from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import metrics
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.measured_server import MeasuredServer
@@ -249,7 +250,7 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
         httpx.post(f"{server.base_url}/admin", json={"early_token": False, "content_free": 0})
     more = lambda metric, cell: metric.of(cell.gather(len(cell.timed.long) + 1))  # noqa: E731
     monkeypatch.setattr(DecodeRate, "settle", more)
-    run = stand_in(directory=tmp_path, follow_log=lambda *_: None)
+    run = stand_in(directory=tmp_path, follow_log=lambda *_: None, of=lambda _: KernelPath())
     comparison = SimpleNamespace(run=run, plan=plan, visits=[])
     attached = Server(measured.endpoint, False, "vllm", None, None, None, None)
     assert "tg32@d0" in AbRun._measure(comparison, "a", attached)

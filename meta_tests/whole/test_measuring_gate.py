@@ -151,4 +151,5 @@ def test_a_named_depth_beyond_the_context_is_refused(timed_server, run_pytest):
 
 def test_depths():
     options = {"--depths": "0, 4096,0"}
-    assert numbers(options.get, "--depths") == (0, 4096) and numbers(options.get, "--tg") is None
+    assert numbers(options.get, "--depths", "0,4096") == (0, 4096)
+    assert numbers(options.get, "--tg", "32,128") is None
