@@ -1,11 +1,13 @@
 """A mistake in a data file gives one line; profiles and signatures have their own modules."""
 
 import pytest
+from pydantic import Field
 
 from meta_tests.faults.data_mistakes import FIXTURES, assert_refused, with_mistake
 from meta_tests.texts import text_file
 from sm121.api.cases import CaseFile
 from sm121.compilation.probes import ProbeData
+from sm121.core import data_file
 from sm121.engines.capabilities import EngineFile
 from sm121.engines.preflight import PreflightData
 from sm121.engines.request_rules import RequestRules
@@ -319,3 +321,14 @@ def test_a_mistake_in_the_requests_is_one_line(text, expected):
 def test_an_unknown_key_of_the_references_is_one_line():
     text = '[target]\narch="a"\nmodel="b"\ndescription="c"\nwrong=1\n'
     assert_refused(References, text, "unknown key")
+
+
+def test_two_empty_lists_are_one_line():
+    """Every mistake is then an array that is too short."""
+
+    class Table(data_file.DataTable):
+        first: tuple[str, ...] = Field(min_length=1)
+        second: tuple[str, ...] = Field(min_length=1)
+
+    with pytest.raises(data_file.DataFileError, match="first"):
+        data_file.parse("first = []\nsecond = []\n", Table, "a file")

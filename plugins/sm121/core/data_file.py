@@ -301,7 +301,7 @@ def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any
     errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     if len(errors) > 1:
         # An array that is too short only because an entry is wrong repeats that entry's mistake.
-        errors = [item for item in errors if item["type"] != "too_short"]
+        errors = [item for item in errors if item["type"] != "too_short"] or errors
     first = errors[0]
     if first["type"] == "extra_forbidden":
         table = functools.reduce(_item_type, first["loc"][:-1], model)
