@@ -164,3 +164,19 @@ def test_a_configuration_is_started_profiled_and_stopped(profiled, monkeypatch, 
     assert "_C::cpu_fused_moe" in out
     record = json.loads((tmp_path / "report" / "decode.json").read_text())
     assert record["kernels"]["decoding"] and record["kernels"]["steps"] >= 16
+
+
+@pytest.mark.parametrize(
+    ("requested", "shown", "expected"),
+    [
+        ("HND", "HND", True),
+        ("HND", "LBHNC", True),
+        ("NHD", "LBNHC", True),
+        ("HND", "NHD", False),
+        ("HND", "LBNHC", False),
+        ("HND", None, False),
+    ],
+)
+def test_a_layout_is_known_by_the_names_of_all_releases(requested, shown, expected):
+    """vLLM 0.29 to 0.33 log HND as LBHNC."""
+    assert decode_command.is_layout(requested, shown, "vllm") is expected

@@ -15,7 +15,7 @@ from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
-from sm121.engines import attached, given_key
+from sm121.engines import attached, given_key, request_rules
 from sm121.evidence import decode_parts, decode_time, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime
@@ -258,11 +258,26 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, float | N
     required = chosen.path_of(request.target)
     subject = Subject(request.target, request.prompt, request.backends or required.moe or ())
     subject.layout = path.kv_layout
-    if request.layout is not None and path.kv_layout != request.layout:
+    if request.layout is not None and not is_layout(request.layout, path.kv_layout, server.engine):
         shown = path.kv_layout or "none"
         subject.faults.append(f"KV layout: expected {request.layout}, the log shows {shown}")
     _add_bound(subject, chosen, request, server, path)
     return subject, profile, token_s
+
+
+def is_layout(requested: str, shown: str | None, engine: str) -> bool:
+    """Return whether a log shows the requested KV layout; releases have different names for one.
+
+    Args:
+        requested: The value of the variable that requests it.
+        shown: The layout that the log shows.
+        engine: The engine, whose rules list the names.
+    """
+    if shown is None:
+        return False
+    rules = request_rules.load_requests(engine).request
+    patterns = [rule.pattern(requested) for rule in rules if rule.variable == _LAYOUT]
+    return shown == requested or any(each.fullmatch(shown) for each in patterns if each)
 
 
 def _add_bound(
