@@ -136,7 +136,8 @@ def test_a_busy_machine_shows_on_a_terminal_that_it_goes_on(busy):
 def test_make_refuses_a_plan_before_it_makes_the_environment(words):
     # `make test` passes its job server to each make below it, which then prints more.
     variables = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}
-    variables.pop("MFLAGS", None)
+    for name in ("MFLAGS", "PYTEST_ARGS"):
+        variables.pop(name, None)
     done = subprocess.run(
         ["make", "-n", "conformance", *words],
         cwd=ROOT, env=variables, capture_output=True, text=True,

@@ -307,7 +307,7 @@ def test_link_that_goes_down(make, second_host):
     assert "the link is down" in fault.cause.summary and "unreachable" in fault.cause.summary
     server.stop()
     assert not left_of(RUN)
-    with pytest.raises(UsageError, match=r"node 1 .* does not reach 10.77.0.1:\d+ of this machine"):
+    with pytest.raises(UsageError, match=r"node 1 .* cannot connect to 10.77.0.1:\d+ of this"):
         nodes.check_nodes(configuration(command=command, address="10.77.0.1"))
     subprocess.run([*link, "up"], check=True)
     assert server.start().nodes, "the next start works"
