@@ -148,6 +148,7 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        pytest.param(("--pp=99999999",), "--pp 99999999: expected at most", id="long prompt"),
         pytest.param(
             ("--depths=99999999",), "--depths 99999999: expected at most 3968 tokens", id="deep"
         ),

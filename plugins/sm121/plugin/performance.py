@@ -94,6 +94,12 @@ def refuse_wrong_sizes(session: Session) -> None:
     plan = session.settings.measuring_plan(chosen)
     if context is None:
         return
+    prompt = session.settings.measuring.replaced.prompt_tokens
+    if prompt is not None and context < prompt + plan.longest:
+        raise errors.UsageError(
+            f"--pp {prompt}: expected at most {max(context - plan.longest, 0)} tokens, since the"
+            f" server's context has {context} and the rest of the request takes {plan.longest}"
+        )
     for option, values, more in (
         ("--depths", sizes.only_depths or (), plan.longest),
         ("--depth", sizes.depths, plan.longest),
