@@ -7,6 +7,7 @@ from meta_tests.fakes.servers import configuration
 from meta_tests.logs import path_with, read_lines
 from meta_tests.unit.engines.request_reports import CORE, GB10_LOG, differences, states
 from sm121.core import profile
+from sm121.core.data_file import DataFileError
 from sm121.core.versions import within
 from sm121.engines import request_rules, requested
 from sm121.engines.requested import compare
@@ -381,6 +382,10 @@ def test_graphs_of_another_mode_are_not_those_asked_for(line):
     assert "PIECEWISE" in differences(configuration(*full), path, {})[0]
 
 
-def test_an_engine_without_rules_has_no_requested_value():
-    """An engine whose log lines are known may have no file in fixtures/requests."""
-    assert request_rules.load_requests("an engine without rules").request == ()
+def test_the_log_of_an_engine_without_rules_is_read_and_its_start_is_refused():
+    """Log lines of an engine may be known before the rules for its arguments are written. A start
+    of it would call every request fulfilled."""
+    path = KernelPath()
+    assert requested.of_log(path, "an engine without rules") is path
+    with pytest.raises(DataFileError, match="no such file"):
+        request_rules.load_requests("an engine without rules")

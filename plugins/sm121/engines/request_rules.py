@@ -106,14 +106,21 @@ class RequestRules(DataTable):
 
 
 def load_requests(engine: str) -> RequestRules:
-    """Return the rules of an engine; none if no file has any.
+    """Return the rules of an engine.
 
     Args:
         engine: The name of the engine.
 
     Raises:
-        DataFileError: The file is wrong.
+        DataFileError: There are none, or the file is wrong.
     """
-    if engine not in data_file.shipped("requests"):
-        return RequestRules.model_construct(engine=engine, request=())
     return data_file.load(f"requests/{engine}.toml", RequestRules)
+
+
+def has_rules(engine: str) -> bool:
+    """Return whether an engine has rules.
+
+    Args:
+        engine: The name of the engine.
+    """
+    return engine in data_file.shipped("requests")
