@@ -14,11 +14,12 @@ from sm121.oracles import attention, rounding
 
 #: The standard deviation of queries, keys and values.
 _SPREAD = 1.25
-#: The factor by which values in a cache are enlarged if no kernel may read them.
+#: Cache entries that no kernel may read are multiplied by this factor.
 _UNREAD = 100
 #: The number of pages of a cache that belong to no sequence.
 _SPARE_PAGES = 2
-#: The rounding of keys and values in a cache, by the provider's `kv_fp8`.
+#: How a cache rounds keys and values, for each value of the provider's `kv_fp8`; "bfloat16": no
+#: rounding.
 _CACHED: dict[str, Callable[[Tensor], Tensor]] = {
     "nearest": rounding.to_e4m3,
     "cut": rounding.to_e4m3_cut,
@@ -80,7 +81,7 @@ def as_cached(
     Args:
         case: The case.
         arguments: The arguments of its problem.
-        written: The rounding of the cache, a key of `_CACHED`; empty for the default of the case.
+        written: How the cache rounds, a key of `_CACHED`; empty for the default of the case.
     """
     if not written:
         written = "nearest" if case.kv == "fp8" else "bfloat16"
@@ -97,7 +98,7 @@ def _judge(
     shape: tuple[int, ...],
     rows: Callable[[str], Tensor],
 ) -> ToleranceJudge:
-    """Return the judge of a case. `rows` computes the oracle's rows for a rounding of the cache."""
+    """Return the judge of a case. `rows(rounding)` is the oracle's output for that cache."""
     definitions: dict[str, Callable[[], Tensor]] = {}
     if case.kv == "fp8":
         for written in _CACHED:
@@ -117,7 +118,7 @@ def _oracle_rows(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Callable[[str], Tensor]:
-    """Return a cached function from the rounding of the KV cache to the oracle's rows."""
+    """Return a function that computes, once per rounding of the KV cache, the oracle's output."""
 
     @functools.cache
     def rows(written: str) -> Tensor:

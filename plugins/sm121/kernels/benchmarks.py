@@ -24,8 +24,8 @@ from sm121.machine import stream_bandwidth
 from sm121.machine.stream_bandwidth import Bandwidth
 from sm121.oracles import attention, moe, mxfp4
 
-#: The largest accepted share of the measured bandwidth. It is above 1 because both the bandwidth
-#: and times of a few microseconds scatter.
+#: A call may use at most this multiple of the measured bandwidth. It is above 1 because the
+#: measured bandwidth and times of a few microseconds both scatter.
 _MARGIN = 1.1
 
 #: The size of the buffer for measuring the bandwidth on a GPU, in bytes.
@@ -329,7 +329,7 @@ _BUILDERS: dict[str, Callable[..., Timed]] = {
 
 
 class HostClock:
-    """A clock on `perf_counter`, which evicts the kernel's data from the caches before each round.
+    """A timer that uses `perf_counter`, and empties the caches before each round.
 
     Before a round, it reads other memory of three times the size of the last-level cache, but at
     most 256 MiB. A larger cache may keep some of the kernel's data; `how` then states both sizes.
@@ -351,7 +351,7 @@ class HostClock:
 
 
 class _Moment:
-    """An event on the GPU's time line. The difference of two events waits for the later one."""
+    """A point in time on the GPU: a CUDA event. Subtracting two of them waits for the later one."""
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
@@ -363,7 +363,7 @@ class _Moment:
 
 
 class EventClock:
-    """CUDA events around the enqueued work, with the L2 cache overwritten before each round.
+    """A timer that uses CUDA events, and overwrites the L2 cache before each round.
 
     Args:
         device: The device, as PyTorch names it.
@@ -376,7 +376,7 @@ class EventClock:
         self._other = torch.empty(max(4 * cache, 64 << 20), dtype=torch.uint8, device=device)
 
     def now(self) -> Any:
-        """Return a moment; the difference of two moments is in seconds."""
+        """Record a point in time. The difference of two points is in seconds."""
         return _Moment()
 
     def before(self) -> None:
@@ -388,10 +388,10 @@ class EventClock:
 
 @functools.cache
 def clock_of(device: str) -> HostClock | EventClock:
-    """Return the clock of a device.
+    """Return the timer for a device.
 
-    All tests share one clock, because pytest-benchmark keeps each test's timer until the end of the
-    session, and with large caches a timer holds gigabytes.
+    All tests share one timer object, because pytest-benchmark keeps each test's timer until the end
+    of the session, and with large caches a timer holds gigabytes.
 
     Args:
         device: The device, as PyTorch names it.

@@ -1,10 +1,11 @@
 """Find wrong block scales of an expert by their effect on the output.
 
 If the exponent of a scale of the second matrix is too high by one, the block's contribution to the
-output is added twice; if it is too low by one, half of the contribution is missing. The share of a
-block's contribution in the error is found by projecting the error on the contribution, over all
-tokens of the expert (least squares). The share is 1 or -1/2 for a wrong scale, and near 0 for a
-correct one: rounding errors do not correlate with a block, and average out.
+output is added twice; if it is too low by one, half of the contribution is missing. The module
+computes which share of the error a block's contribution explains: it projects the error on the
+contribution, over all tokens of the expert (least squares). The share is 1 or -1/2 for a wrong
+scale. It is near 0 for a correct scale, because rounding errors do not correlate with a block, and
+average out.
 
 A wrong scale of the first matrix changes one hidden activation of each token whose nonzero elements
 are in its block. The effects of both wrong exponents are computed, and the error is projected on
@@ -42,7 +43,7 @@ Shares = Iterator[tuple[int, Tensor]]
 
 @dataclass(frozen=True)
 class Projection:
-    """The block whose contribution has the largest share in the error of an output.
+    """The block whose contribution explains the largest share of an output's error.
 
     Attributes:
         matrix: "w1" or "w2".
@@ -75,7 +76,7 @@ class Projection:
 
 
 def worst(matrix: str, shares: Shares) -> Projection:
-    """Return the block whose contribution has the largest share in the error.
+    """Return the block whose contribution explains the largest share of the error.
 
     Args:
         matrix: "w1" or "w2".
@@ -256,7 +257,7 @@ class Moved:
 
     @functools.cached_property
     def least(self) -> Tensor:
-        """The smallest squared effect that is larger than the rounding, by block: [blocks, I]."""
+        """For each block, the smallest squared effect that exceeds the rounding: [blocks, I]."""
         return self._by_block((self.right * _LEAST).square_())
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
@@ -305,7 +306,7 @@ class _TokenGroup:
 
 
 def _token_groups(ids: Tensor, weights: Tensor) -> Iterator[_TokenGroup]:
-    """Yield the tokens of each expert that has a share above zero in some token."""
+    """Yield the tokens of each expert whose routing weight is above zero for at least one token."""
     for expert in ids.unique().tolist():
         tokens, rank = ((ids == expert) & (weights > 0)).nonzero(as_tuple=True)
         if len(tokens):

@@ -1,4 +1,4 @@
-"""Compare the build of the kernels that a provider calls with the build that serves.
+"""Compare the packages that a kernel provider imports with those that the engine imports.
 
 A provider imports vLLM or FlashInfer in its own process. The engine has an interpreter and an
 environment of its own (``--engine-python``, a PYTHONPATH of its configuration), and may import
@@ -11,7 +11,7 @@ from sm121.core import interpreter, package_probe
 
 
 def here(names: Sequence[str]) -> str:
-    """Return the builds that this process imports, as text.
+    """Return the version and the path of each package that this process imports, as text.
 
     Args:
         names: Names of packages.
@@ -20,7 +20,7 @@ def here(names: Sequence[str]) -> str:
 
 
 def differences(names: Sequence[str], python: str, environment: Mapping[str, str]) -> str | None:
-    """Return how the builds that the engine imports differ from those of this process.
+    """Return how the packages that the engine imports differ from those that this process imports.
 
     Args:
         names: Names of packages.
@@ -28,7 +28,7 @@ def differences(names: Sequence[str], python: str, environment: Mapping[str, str
         environment: The whole environment of the engine's process.
 
     Returns:
-        One line, or None if the builds are the same.
+        One line, or None if both import the same packages.
     """
     if not names:
         return None
@@ -47,7 +47,7 @@ def differences(names: Sequence[str], python: str, environment: Mapping[str, str
 
 
 def _describe(builds: Mapping[str, Sequence[str | None]], names: Sequence[str]) -> str:
-    """Return the version and the place of each package."""
+    """Return the version and the path of each package as text."""
     descriptions = []
     for name in names:
         place, version = builds[name]

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from sm121.core import architecture
 from sm121.kernels.protocol import Operation
 
-#: usual: the sink's share is comparable to that of the keys; high and low: +30 and -30; mixed:
-#: extreme and usual sinks alternate.
+#: The kinds of attention sinks. usual: a sink gets about as much softmax weight as the keys; high
+#: and low: sinks of +30 and -30; mixed: extreme and usual sinks alternate.
 Sinks = Literal["usual", "none", "high", "low", "mixed"]
 
 
@@ -32,7 +32,14 @@ class _Case:
 
 @dataclass(frozen=True)
 class DequantiseCase(_Case):
-    """MXFP4 to decode: each byte with each scale (256 rows of 16 blocks), or random bytes."""
+    """MXFP4 data to decode.
+
+    The kinds of data:
+
+    - `all`: each byte with each scale (256 rows of 16 blocks).
+    - `random`: random bytes with moderate scales.
+    - `nan`: as `random`, but every seventh scale is NaN.
+    """
 
     operation: ClassVar[Operation] = "mxfp4_dequantize"
     rows: int = 256
@@ -42,7 +49,15 @@ class DequantiseCase(_Case):
 
 @dataclass(frozen=True)
 class QuantiseCase(_Case):
-    """Values [rows, 32 * blocks]: normal, rounding midpoints, all magnitudes, or some zero rows."""
+    """Values [rows, 32 * blocks] to quantise.
+
+    The kinds of values:
+
+    - `normal`: normally distributed.
+    - `midpoints`: at rounding boundaries (`quantised.midpoints`).
+    - `magnitudes`: each row multiplied by another power of two, from 2^-124 to 2^119.
+    - `zeros`: the first block and about half of the rows are zero.
+    """
 
     format: Literal["mxfp4", "mxfp8"] = "mxfp4"
     rows: int = 1
@@ -82,7 +97,7 @@ class BytesCase(_Case):
 
 @dataclass(frozen=True)
 class RouteCase(_Case):
-    """Logits [tokens, experts]: normal, far from zero, all equal, or one expert ahead of all."""
+    """Router logits [tokens, experts]: normal, far from zero, all equal, or one far larger."""
 
     operation: ClassVar[Operation] = "route"
     tokens: int = 1
@@ -101,8 +116,8 @@ class MoeCase(_Case):
     - `random`: random experts.
     - `one`: every token has expert 1 first, and the following experts after it.
     - `last`: as `one`, with the last expert first.
-    - `blocks`: each token is zero outside one block of 32, and one expert has its whole share. Each
-      pair of block and expert occurs several times.
+    - `blocks`: each token is zero outside one block of 32, and one expert has its whole routing
+      weight. Each pair of block and expert occurs several times.
     - `skewed`: the upper half of the experts has no tokens.
     """
 
@@ -252,12 +267,12 @@ MOE_TOKENS = (1, 4, 16, 64, 2048)
 _WINDOW = 128
 #: The number of tokens in the larger case of the timed quantisers.
 _QUANTISED_TOKENS = 2048
-#: The same without a GPU.
+#: The number of tokens in that case on a machine without a GPU.
 _QUANTISED_TOKENS_REDUCED = 256
 #: The vocabulary of gpt-oss.
 _VOCABULARY = 201_088
-#: The reduced sizes without a GPU, by operation: 8 experts with a twenty-fifth of the weights each,
-#: a sixteenth of the vocabulary. Attention keeps its full sizes.
+#: The smaller sizes for machines without a GPU, by operation: 8 experts, each with 1/25 of the
+#: weights, and 1/16 of the vocabulary. Attention keeps its full sizes.
 _REDUCED: dict[str, dict[str, Any]] = {
     "fused_moe": {"hidden": 576, "intermediate": 576, "experts": 8},
     "lm_head": {"vocabulary": _VOCABULARY // 16},
@@ -291,7 +306,7 @@ class BenchmarkCase:
 
     @property
     def metric(self) -> str:
-        """The name in verdict.json; the unit is microseconds, lower is better."""
+        """The name of the time in verdict.json. The time is in microseconds; lower is better."""
         if self.operation == "decode_attention":
             window = "" if self.window is None else "_window"
             return f"attention_decode{window}_us@d{self.depth}"
@@ -307,7 +322,7 @@ class BenchmarkCase:
 
     @property
     def sizes(self) -> str:
-        """The operation with its sizes. Two times are comparable if this is the same."""
+        """The operation with its sizes. Two times with the same text are comparable."""
         tokens = f"{self.operation} of {self.tokens} x {self.hidden}"
         if self.operation == "decode_attention":
             heads = f"{self.query_heads} and {self.kv_heads} heads of {self.head_dim}"

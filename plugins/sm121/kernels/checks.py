@@ -14,7 +14,7 @@ from sm121.kernels import poison
 from sm121.kernels.problem import Problem
 from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepared
 
-#: The exceptions by which a provider may refuse strided inputs. Other exceptions are errors.
+#: A provider may refuse strided inputs by raising one of these. Other exceptions are errors.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 #: The number of calls before a graph is recorded.
@@ -72,7 +72,7 @@ class _Run:
         return output
 
     def probe(self) -> None:
-        """Check that the device works, so that a fault is attributed to the kernel that made it."""
+        """Check that the device works, so that a fault is attributed to the right kernel."""
         try:
             total = int(torch.ones(1024, device=self.declared.device).sum())
         except RuntimeError as error:

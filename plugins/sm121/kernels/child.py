@@ -61,7 +61,7 @@ class DeviceFault(Sm121Error):
     """The device reported an error. The child process is then ended."""
 
 
-#: The exceptions that this process raises again, by their names in the child's answer.
+#: The exceptions that the parent raises again, by the name in the child's answer.
 _RAISED: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (Inapplicable, Invalid, NotRun, UsageError, DeviceFault)
 }
@@ -99,13 +99,13 @@ class Child:
             The answer, decoded from JSON.
 
         Raises:
-            Inapplicable: As raised in the process.
-            Invalid: As raised in the process.
-            NotRun: As raised in the process, or the process cannot be started.
-            UsageError: As raised in the process.
-            KernelError: Another exception was raised in the process.
+            Inapplicable: The function in the child raised it.
+            Invalid: The function in the child raised it.
+            NotRun: The function in the child raised it, or the child cannot be started.
+            UsageError: The function in the child raised it.
+            KernelError: The function in the child raised another exception.
             DeviceFault: The device reported an error.
-            Ended: The process ended, or took too long.
+            ProcessEnded: The child ended, or took too long.
         """
         process = self._start()
         try:
@@ -164,7 +164,7 @@ class Child:
         return process
 
     def _read_line(self, process: subprocess.Popen[bytes], within_s: float | None) -> bytes:
-        """Read one line. Raises Ended: the process ended before it, or took too long."""
+        """Read one line. Raises ProcessEnded if the process ended before it, or took too long."""
         assert process.stdout is not None
         deadline = None if within_s is None else time.monotonic() + within_s
         line = b""

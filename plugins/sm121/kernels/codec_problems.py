@@ -22,7 +22,7 @@ _ELEMENT_BYTES = mxfp4.BLOCK // 2
 
 
 def dequantise(case: cases.DequantiseCase) -> Problem:
-    """Build the problem of decoding chosen or random bytes.
+    """Build the problem of decoding the bytes of the case's kind.
 
     Args:
         case: The case.

@@ -3,7 +3,7 @@
 There are four measures, because each one alone misses some faults. The largest error shows one
 wrong element, the RMS error of a row shows one wrong row, the slope <a, r>/<r, r> shows a scale
 error, and the mean error shows a bias. The last two are sums over the whole output, so that noise
-averages out. The measures come from `peer-survey.md` §3.2.
+averages out.
 """
 
 import math
@@ -37,7 +37,7 @@ class KernelTolerance(data_file.DataTable):
     slope: PositiveFloat
     #: |mean(a - r)| / RMS of r.
     bias: PositiveFloat
-    #: The minimum of a row's RMS in these quotients: an output below this size counts as zero.
+    #: These quotients divide at least by this value, so that a row of tiny outputs counts as zero.
     floor: PositiveFloat
     #: If set, the row is only for providers that declare these activations.
     activations: Literal["mxfp8", "e4m3"] | None = None
@@ -79,7 +79,8 @@ def tolerance(
     Returns:
         The tolerance, or None if there is none for this dtype.
     """
-    # The values of an FP8 cache are exact in bfloat16, and the oracle rounds to FP8 as the cache.
+    # The values of an FP8 cache are exact in bfloat16, and the oracle rounds to FP8 as the cache
+    # does.
     operation = PLAIN.get(operation, operation)
     dtype_name = str(dtype).removeprefix("torch.")
     fitting = []
@@ -148,9 +149,10 @@ def describe(output: Any) -> str:
 
 
 def widened(limit: KernelTolerance, rounded: Tensor, reference: Tensor) -> KernelTolerance:
-    """Widen a tolerance to the error of the oracle's own rounding, with a margin of a quarter.
+    """Widen a tolerance so that it accepts 1.25 times the error of the oracle's own rounding.
 
-    The largest rounding error grows with the number of rows; `max` was set for some hundred rows.
+    The largest rounding error grows with the number of rows, and the `max` in the file was chosen
+    for a few hundred rows.
 
     Args:
         limit: The tolerance.
@@ -170,7 +172,7 @@ def measure(actual: Tensor, reference: Tensor, floor: float) -> Errors:
     Args:
         actual: [rows, n] of any dtype.
         reference: [rows, n] float64, finite.
-        floor: The minimum of a row's RMS; see `KernelTolerance`.
+        floor: The smallest divisor of the errors; see `KernelTolerance`.
 
     Returns:
         The errors; zeros if there are no rows.

@@ -64,7 +64,7 @@ def layer_of(hidden: int, intermediate: int, experts: int, seed: int) -> ExpertL
 
 
 def routing_of(case: MoeCase, generator: torch.Generator) -> Tensor:
-    """Return the experts of a case's tokens.
+    """Choose the experts of each token of a case.
 
     Args:
         case: The case, with its kind of routing.

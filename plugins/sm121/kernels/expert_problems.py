@@ -72,7 +72,7 @@ def route(case: cases.RouteCase) -> Problem:
 
 
 def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: Any) -> list[Fact]:
-    """Check shares and experts. `best` has the k largest logits of each token, in float64."""
+    """Check routing weights and experts. `best`: each token's k largest logits in float64."""
     if not (isinstance(output, tuple) and len(output) == 2):
         return [Fact("shares and experts", describe(output))]
     shares, chosen = output
@@ -86,7 +86,7 @@ def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: 
         return [Fact(f"experts 0..{case.experts - 1}", "others")]
     if any(len(set(experts)) < case.top_k for experts in chosen.tolist()):
         return [Fact("k different experts a token", "one twice")]
-    # Any of several equal logits may be chosen, and any logit whose share underflows in float32.
+    # Any of several equal logits may be chosen, and any logit whose softmax underflows in float32.
     logit = logits.double().gather(-1, chosen)
     differs = logit.sort(-1, descending=True).values != best
     has_share = best.softmax(-1) >= torch.finfo(torch.float32).tiny
@@ -100,7 +100,7 @@ def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: 
 
 @dataclass(frozen=True)
 class _MoeInputs:
-    """The tensors of an experts' case, in the shapes of `sm121.kernels.protocol.FusedMoe`."""
+    """The tensors of a `MoeCase`, in the shapes of `sm121.kernels.protocol.FusedMoe`."""
 
     x: Tensor
     shares: Tensor

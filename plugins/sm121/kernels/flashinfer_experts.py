@@ -42,7 +42,7 @@ class _ExpertCall:
 
 
 class FlashInferExperts(PlanningProvider):
-    """The quantisers, dense layers and experts, as far as the GPU architecture supports them.
+    """The quantisers, dense layers and experts that the GPU architecture supports.
 
     Raises:
         NotRun: FlashInfer cannot be imported, or there is no GPU.
@@ -98,7 +98,7 @@ class FlashInferExperts(PlanningProvider):
             The packed elements [M, K/2] u8 and the scales [M, K/32] u8 E8M0.
 
         Raises:
-            NotRun: The architecture or the release does not have it.
+            NotRun: The GPU architecture or the FlashInfer release lacks the operation.
         """
         self._require_sm100("mxfp4_quantize")
         quantize = self._api("flashinfer", "mxfp4_quantize", "sfLayout")
@@ -115,7 +115,7 @@ class FlashInferExperts(PlanningProvider):
             The elements [M, K] float8_e4m3fn and the scales [M, K/32] u8 E8M0.
 
         Raises:
-            NotRun: The architecture or the release does not have it.
+            NotRun: The GPU architecture or the FlashInfer release lacks the operation.
         """
         self._require_sm100("mxfp8_quantize")
         q, scales = self._mxfp8_quantizer()(x, is_sf_swizzled_layout=False)
@@ -126,7 +126,7 @@ class FlashInferExperts(PlanningProvider):
         return functools.partial(quantize, alignment=BLOCK, backend="cute-dsl")
 
     def _api(self, module: str, name: str, *arguments: str) -> Any:
-        """Return a function that takes these arguments by name, or raise NotRun."""
+        """Return a function of FlashInfer that takes these arguments by name, or raise NotRun."""
         return flashinfer_releases.find_function(module, name, arguments, self._version)
 
     @property
@@ -153,7 +153,7 @@ class FlashInferExperts(PlanningProvider):
             weight: packed [N, K/2] and scales [N, K/32].
 
         Raises:
-            NotRun: The architecture or the release does not have it.
+            NotRun: The GPU architecture or the FlashInfer release lacks the operation.
         """
         self._require_sm100("mm_fp4")
         quantize = self._api("flashinfer", "mxfp4_quantize", "backend")
@@ -186,7 +186,7 @@ class FlashInferExperts(PlanningProvider):
             inputs: The operation's arguments.
 
         Raises:
-            NotRun: The architecture or the release does not have it.
+            NotRun: The GPU architecture or the FlashInfer release lacks the operation.
         """
         if self._capability != 90 and self._capability // 10 not in (10, 12):
             raise NotRun(

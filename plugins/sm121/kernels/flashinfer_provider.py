@@ -2,11 +2,12 @@
 
 - Prefill attention: the attention-sink wrapper with the backend fa2 (on SM12x, plain wrappers
   ignore `sinks=`).
-- Decode attention: XQA; on SM12x before FlashInfer 0.6.16, where XQA has no sinks, the same
-  wrapper with one query per sequence. `flashinfer-fa2` decodes with the wrapper on every release.
-- Both kinds of attention over an FP8 cache, which a kernel of vLLM writes.
-- The quantisers, from sm100 on. The experts by `cutlass_fused_moe`: W4A16 on sm90, W4A8 on SM10x
-  and SM12x. Dense MXFP4 layers by `mm_fp4` (W4A4).
+- Decode attention: XQA. Exception: before FlashInfer 0.6.16, XQA has no sinks on SM12x, so the
+  provider uses the same wrapper there, with one query per sequence. The provider `flashinfer-fa2`
+  decodes with the wrapper on every release.
+- Both kinds of attention with an FP8 cache, which a kernel of vLLM writes.
+- The quantisers, from sm100 on. The experts, computed by `cutlass_fused_moe`: W4A16 on sm90, W4A8
+  on SM10x and SM12x. Dense MXFP4 layers, computed by `mm_fp4` (W4A4).
 
 If the installed release lacks a function, NotRun names the first release that has it
 (`flashinfer_releases`). A kernel that raises an exception is a failure.
@@ -56,7 +57,7 @@ class FlashInferProvider(FlashInferExperts):
             fp8: Whether the cache is in E4M3.
 
         Raises:
-            NotRun: There are no sinks, or the release does not have the wrapper.
+            NotRun: The case has no sinks, or the FlashInfer release lacks the wrapper.
         """
         q = inputs.q
         k = inputs.k
@@ -112,7 +113,7 @@ class FlashInferProvider(FlashInferExperts):
             fp8: Whether the cache is in E4M3.
 
         Raises:
-            NotRun: The architecture or the release does not have it.
+            NotRun: The GPU architecture or the FlashInfer release lacks the operation.
         """
         if not len(inputs.q):
             return None
@@ -230,7 +231,7 @@ def _require_sinks(sinks: Tensor | None) -> None:
 
 
 def _as_given(cache: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """Return the cache [pages, 2, Hkv, page, D] as vLLM passes it: two views if side by side."""
+    """Return the cache [pages, 2, Hkv, page, D] as vLLM passes it: two views if `side_by_side`."""
     keys, values = cache.unbind(1)
     if side_by_side(keys, values):
         return keys, values

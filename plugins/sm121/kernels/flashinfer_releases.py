@@ -37,7 +37,10 @@ def api_data() -> _ApiData:
 
 @functools.cache
 def since() -> dict[tuple[str, str | None], str]:
-    """Return the first release by the names of a function and its argument (or None)."""
+    """Return the first release that has each function or argument.
+
+    A key is a function's name with an argument's name, or with None for the function itself.
+    """
     return {(row.name, row.argument): row.since for row in api_data().api}
 
 
@@ -51,7 +54,7 @@ def find_function(module: str, name: str, arguments: tuple[str, ...], version: s
         version: The installed release; None if it is unknown.
 
     Raises:
-        NotRun: This release does not have the function, or one of the arguments.
+        NotRun: The installed release lacks the function, or one of the arguments.
     """
     try:
         function = getattr(importlib.import_module(module), name, None)

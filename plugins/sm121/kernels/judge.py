@@ -1,8 +1,8 @@
-"""Test kernels in a separate process, in the interpreter of the engine that serves with them.
+"""Test kernels in a separate process, which runs in the engine's Python environment.
 
 `sm121.kernels.child` starts the process. The interpreter must have torch, numpy and pydantic, as an
-engine's has, but not the suite. Oracles, poisoned memory, graph replays and clocks work on the
-provider's own memory and device, and therefore run in this process and not in pytest's.
+engine's has, but not the suite. Oracles, poisoned memory, graph replays and timers work on the
+provider's own memory and device. They therefore run in this process, and not in pytest's.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def _provider(name: str) -> Any:
 
 
 def _packages(name: str) -> list[str]:
-    """Return the packages with kernels that a provider has imported."""
+    """Import a provider, and return the packages with kernels that this imported."""
     _provider(name)
     return [package for package in _PACKAGES if package in sys.modules]
 
@@ -71,7 +71,7 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
         rounds: The number of rounds on a CPU and on a GPU.
 
     Returns:
-        The seconds of each round, and a description of the provider, the clock and the bandwidth.
+        The seconds of each round, and a description of the provider, the timer and the bandwidth.
 
     Raises:
         Invalid: The output of a call is wrong, or the call was impossibly fast.
@@ -108,7 +108,7 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
     return {"seconds": seconds, "extra": extra | {"roofline_share": round(share, 4)}}
 
 
-#: The functions by the names of the requests.
+#: The function that answers each request.
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     "packages": _packages,
     "check": _check,

@@ -1,4 +1,4 @@
-"""Paged caches, and the base class of the GPU providers, which plan a step once."""
+"""Paged caches, and the base class of the GPU providers, which prepare a step before its calls."""
 
 import functools
 import itertools
@@ -22,9 +22,10 @@ _ELEMENTS_A_SCALE = 32
 
 
 class PlanningProvider(ABC):
-    """Experts and attention as prepared calls, which a subclass plans for given tensors.
+    """The base class of providers whose operations are calls prepared for given tensors.
 
-    A plan is None if there are no tokens, because the engine then launches nothing.
+    A subclass prepares the calls in its `plan_` methods. If there are no tokens, the method returns
+    None, because the engine then launches nothing.
     """
 
     device = "cuda"
@@ -103,7 +104,7 @@ class PlanningProvider(ABC):
     mxfp4_linear = functools.partialmethod(_run, "mxfp4_linear")
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the logits [T, V] by cuBLAS, as vLLM's unquantised linear layers compute them.
+        """Compute the logits [T, V] with cuBLAS, as vLLM's unquantised linear layers do.
 
         Args:
             x: [T, H].

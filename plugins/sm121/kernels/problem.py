@@ -54,7 +54,7 @@ class ToleranceJudge:
         find_more: Returns further faults, given the output minus the reference [rows, n] float64.
         rounded: Returns the reference with the rounding of `rounds_each_expert`.
         below_limit: Whether every gate of the case is below -limit.
-        readout: Whether the case reads hidden activations out one by one.
+        readout: Whether the case copies each hidden activation to one output.
     """
 
     operation: Operation
@@ -121,7 +121,8 @@ def widened(tensor: Tensor, strided: bool) -> Tensor:
 
     Args:
         tensor: The values.
-        strided: Whether the result is not contiguous; otherwise it is `tensor` itself.
+        strided: Whether to return the slice, which is not contiguous. If false, return `tensor`
+            itself.
     """
     if not strided:
         return tensor

@@ -148,8 +148,8 @@ def prepared(
 ) -> Callable[[], Any]:
     """Return a callable that runs an operation on these arguments.
 
-    It is the result of the provider's ``prepare``. If there is no ``prepare``, or if the result is
-    None, the callable calls the operation itself.
+    The callable is the result of the provider's ``prepare``. If the provider has no ``prepare``, or
+    if ``prepare`` returns None, the callable calls the operation itself.
 
     Args:
         provider: A kernel provider.

@@ -23,7 +23,10 @@ _NO_LAYERS = "none"
 
 
 class Rule(data_file.DataTable):
-    """The provider for some operations, on paths with these values; an empty tuple matches any."""
+    """Which provider tests some operations if the kernel path has these values.
+
+    An empty tuple matches any value.
+    """
 
     operations: tuple[Operation, ...] = Field(min_length=1)
     #: Architectures, or ``gpu``.
@@ -33,11 +36,12 @@ class Rule(data_file.DataTable):
     attention_decode: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
     kv_cache_dtype: tuple[str, ...] = ()
-    #: ``none``: no layer beyond the experts is in fewer bits, as far as the evidence shows.
+    #: ``none`` matches a path without evidence of requantised layers (other than the experts).
     requantised: tuple[str, ...] = ()
     #: A name of `sm121.kernels.registry`.
     provider: str | None = None
-    #: The reason why such a path has no separate kernel for the operation: nothing is tested.
+    #: The reason why such a path has no separate kernel for the operation, so that nothing is
+    #: tested.
     nothing: str | None = None
     #: The reason why no provider calls the kernel that the server uses.
     unjudged: str | None = None
@@ -71,9 +75,10 @@ class Rule(data_file.DataTable):
 
 
 class _ServingFile(data_file.DataTable):
-    #: The rules by engine. The first rule that applies to an operation and a path is used.
+    #: The rules of each engine. The first rule that applies to an operation and a path is used.
     engine: dict[str, tuple[Rule, ...]]
-    #: The field of the path that names the kernel of each operation; `dtype` if no other does.
+    #: The field of the path that names the kernel of each operation; `dtype` if no other field
+    #: does.
     component: dict[Operation, Fact]
 
 
@@ -115,8 +120,8 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
     Args:
         engine: The name of the engine.
         arch: The architecture.
-        path: The resolved or the expected path. If its layers run several kernels (``also``), each
-            of them gets a choice.
+        path: The resolved or the expected path. If its layers run several kernels (field ``also``),
+            the result has a choice for each kernel.
         operation: The operation.
 
     Returns:
@@ -159,10 +164,10 @@ def _choose(
 
 
 def path_of(backends: Mapping[str, str | None]) -> KernelPath:
-    """Return a kernel path with these backends.
+    """Return a kernel path with these kernels.
 
     Args:
-        backends: The backends, by the fields of the path.
+        backends: The kernel for each field of the path.
     """
     layers = backends.get("requantised") or _NO_LAYERS
     requantised = None if layers == _NO_LAYERS else layers.split(",")
@@ -176,9 +181,10 @@ def expected(
     """Return the path that a configuration will have, as far as it is known.
 
     Args:
-        accepted: The values that the profile accepts, the likeliest first.
-        patterns: By field of the path, the patterns that its value must match, given the arguments
-            and variables of the configuration.
+        accepted: For each field of the path, the values that the profile accepts, the likeliest
+            first.
+        patterns: For each field of the path, the patterns that its value must match, given the
+            arguments and environment variables of the configuration.
     """
     values: dict[str, Any] = {"requantised": accepted.get("requantised")}
     for name in get_args(Fact):

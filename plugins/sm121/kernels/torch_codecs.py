@@ -1,8 +1,8 @@
 """MXFP4, MXFP8 and E4M3 in plain PyTorch: the codecs of the provider `torch`.
 
-The codecs were written independently of the oracle, with another formula for each. The methods are
-small, because each is a place where a kernel can be wrong: the mutants in the meta-tests override
-one method each.
+The codecs were written independently of the oracle, and each uses another formula than the
+oracle's. Each method is a step at which a kernel can be wrong, so that a mutant in the meta-tests
+can inject this fault by overriding one method.
 """
 
 import torch

@@ -16,7 +16,7 @@ from sm121.kernels.torch_experts import TorchExperts
 
 
 class TorchProvider(TorchExperts, TorchAttention):
-    """All operations, on any device, with FlashInfer's scale rules. Deterministic on the CPU.
+    """All operations on any device, with FlashInfer's scale rules; deterministic on the CPU.
 
     Args:
         device: The device of the tensors, as PyTorch names it.

@@ -1,4 +1,4 @@
-"""The kernels under test: the provider of each operation, and the process that it runs in."""
+"""The kernels under test: the provider of each operation, and the process in which it runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class TimedCase:
     Attributes:
         case: The operation and its sizes.
         seconds: The time of each round; empty if no round was timed.
-        about: A description of the provider, the clock and the bandwidth.
+        about: A description of the provider, the timer and the bandwidth.
     """
 
     case: cases.BenchmarkCase
@@ -110,7 +110,8 @@ class Kernels:
 
         Args:
             case: The operation and its sizes.
-            is_timed: Whether rounds are timed; if not, the case is only run once and checked.
+            is_timed: Whether to time rounds. If false, the case is run once, and its output is
+                checked.
 
         Raises:
             Invalid: The output of a call is wrong, or the call was impossibly fast.

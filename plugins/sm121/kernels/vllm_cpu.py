@@ -1,13 +1,15 @@
 """The providers `vllm-cpu` and `vllm-cpu-float32`: the kernels of vLLM's CPU platform.
 
-The kernels are compiled code, in the precision of ``--dtype``, and called as by vLLM 0.32:
+The kernels are compiled code in the precision of ``--dtype``. The provider calls them as vLLM 0.32
+does:
 
-- attention as `CPUAttentionBackendImpl`,
-- the experts as `CPUUnquantizedExperts`, on MXFP4 weights decoded exactly to bfloat16 or float32,
-- routing as `CPURouter` (it is PyTorch),
-- the head as `dispatch_cpu_unquantized_gemm`.
+- attention as in `CPUAttentionBackendImpl`,
+- the experts as in `CPUUnquantizedExperts`, with MXFP4 weights decoded exactly to bfloat16 or
+  float32,
+- routing as in `CPURouter` (plain PyTorch),
+- the output head as in `dispatch_cpu_unquantized_gemm`.
 
-There are no quantisers.
+The providers have no quantisers.
 """
 
 import functools
@@ -32,10 +34,10 @@ _PAGE = 32
 
 
 class VllmCpuProvider:
-    """Routing, experts, attention and head of vLLM on the CPU.
+    """vLLM's routing, experts, attention and output head on the CPU.
 
     Args:
-        dtype: The precision that vLLM serves in.
+        dtype: The dtype with which vLLM computes (``--dtype``).
 
     Raises:
         NotRun: vLLM for the CPU cannot be loaded.
@@ -216,7 +218,10 @@ class VllmCpuProvider:
     def _write_cache(
         self, k: Tensor, v: Tensor, slots: Tensor, pages: tuple[int, int], kv: str
     ) -> tuple[Tensor, Tensor]:
-        """Return a cache with k and v [T, Hkv, D] in slots. `pages`: their number and size."""
+        """Return a cache that contains k and v [T, Hkv, D] in `slots`.
+
+        `pages` is the number of pages and the page size.
+        """
         blocks, block = pages
         dtype = torch.uint8 if kv == "fp8" else self._dtype
         whole = torch.zeros(blocks, k.shape[1], 2 * block, k.shape[2], dtype=dtype)
@@ -248,7 +253,10 @@ class VllmCpuProvider:
         lengths: Tensor,
         kv: str,
     ) -> Tensor:
-        """Compute o [n, Hq, D]. `starts`: the first query of each sequence, and the total."""
+        """Compute o [n, Hq, D].
+
+        `starts` is the first query of each sequence, and at the end the number of queries.
+        """
         q = inputs.q.to(self._dtype)
         sliding = -1 if inputs.window is None else inputs.window
         out = torch.empty_like(q, memory_format=torch.contiguous_format)

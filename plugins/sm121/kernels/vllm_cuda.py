@@ -1,12 +1,12 @@
 """The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: vLLM's kernels for gpt-oss on a GPU.
 
-They are called as vLLM 0.24 to 0.33 call them:
+The providers call these kernels as vLLM 0.24 to 0.33 do:
 
-- the experts by Marlin (`fused_marlin_moe`) or by the Triton kernels from OpenAI
+- for the experts, Marlin (`fused_marlin_moe`) or the Triton kernels from OpenAI
   (`triton_kernel_fused_experts`),
-- attention by Triton's unified attention or by FlashAttention, both with sinks,
-- MXFP8 by `mxfp8_e4m3_quantize`,
-- MXFP4 by the Triton kernels' `downcast_to_mxfp`.
+- for attention, Triton's unified attention or FlashAttention, both with sinks,
+- for MXFP8, `mxfp8_e4m3_quantize`,
+- for MXFP4, `downcast_to_mxfp` of the Triton kernels.
 """
 
 import importlib
@@ -45,11 +45,11 @@ _LAYERS = "vllm.model_executor.layers"
 _SEGMENTS = 16
 #: vLLM splits decode if it would launch fewer thread blocks (`MIN_LAUNCH_GRID_SIZE_2D`).
 _GRID = 128
-#: The intermediate size is a multiple of this, as vLLM pads it.
+#: vLLM pads the intermediate size to a multiple of this.
 _INTERMEDIATE_MULTIPLE = 128
 #: The experts of a layer: a function of x, weights and ids that returns y.
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
-#: The arguments that, under these names, only Triton's attention takes.
+#: The arguments that only Triton's attention takes, or that have other names in FlashAttention.
 _OF_TRITON = {
     "seq_threshold_3D",
     "num_par_softmax_segments",
@@ -61,7 +61,7 @@ _OF_TRITON = {
 
 
 class VllmProvider(PlanningProvider):
-    """vLLM's experts by Marlin, attention by Triton, and the quantisers.
+    """vLLM's Marlin kernel for the experts, its Triton kernel for attention, and its quantisers.
 
     Raises:
         NotRun: vLLM cannot be imported, or is not built for CUDA.
@@ -78,7 +78,7 @@ class VllmProvider(PlanningProvider):
     )
     graphs = frozenset({"fused_moe", "decode_attention", "decode_attention_fp8", "mxfp4_linear"})
     rounds_each_expert = True
-    #: The hidden size is a multiple of this, as vLLM pads it.
+    #: vLLM pads the hidden size to a multiple of this.
     _hidden_multiple = 256
     absent: ClassVar[dict[str, str]] = {
         "mxfp4_dequantize": "vLLM decodes MXFP4 inside its experts' kernels; the tests of the "
@@ -244,8 +244,8 @@ class VllmProvider(PlanningProvider):
         layer.weight = torch.nn.Parameter(packed, requires_grad=False)
         layer.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
         marlin.prepare_fp4_layer_for_marlin(layer)
-        # By position, because the name of the fourth parameter, a second scale, depends on the
-        # release.
+        # Pass the tensors by position, because the name of the fourth parameter (a second scale)
+        # depends on the release.
         tensors = (layer.weight, layer.weight_scale, None, getattr(layer, "workspace", None))
 
         def call() -> Tensor:
@@ -377,7 +377,7 @@ class VllmProvider(PlanningProvider):
         return out
 
     def attention(self, **arguments: Any) -> None:
-        """Compute attention by Triton.
+        """Compute attention with Triton.
 
         Args:
             **arguments: The arguments of vLLM's `unified_attention` without the scales.
@@ -392,7 +392,7 @@ class VllmProvider(PlanningProvider):
 
 
 class VllmFlashAttentionProvider(VllmProvider):
-    """vLLM's kernels with attention by FlashAttention, which vLLM uses on sm90.
+    """vLLM's kernels, with FlashAttention for attention, which vLLM uses on sm90.
 
     Raises:
         NotRun: vLLM's FlashAttention has no sinks on this GPU.
@@ -419,7 +419,7 @@ class VllmFlashAttentionProvider(VllmProvider):
         )
 
     def attention(self, **arguments: Any) -> None:
-        """Compute attention by FlashAttention.
+        """Compute attention with FlashAttention.
 
         Args:
             **arguments: As for `VllmProvider.attention`.
@@ -430,7 +430,7 @@ class VllmFlashAttentionProvider(VllmProvider):
 
 
 class VllmTritonProvider(VllmProvider):
-    """vLLM's kernels with the experts by OpenAI's Triton kernels, which vLLM uses on sm90."""
+    """vLLM's kernels, with OpenAI's Triton kernels for the experts, which vLLM uses on sm90."""
 
     name = "vllm-triton"
 
