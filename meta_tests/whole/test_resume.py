@@ -168,6 +168,17 @@ def test_a_run_that_asks_for_something_else_is_refused(runs, killed, more, says)
     assert not (killed / "earlier").exists()
 
 
+def test_a_run_that_compares_is_not_resumed_without_the_comparison(runs, killed):
+    """The list of tests may be the same: the suite compares at the end of the run."""
+    stream = killed / events.NAME
+    text = stream.read_text()
+    assert '"compared": false' in text
+    stream.write_text(text.replace('"compared": false', '"compared": true', 1))
+    refused = runs.start(killed, "--resume")
+    assert refused.wait() == 4, refused.output
+    assert "its tests or settings differ: --benchmark-compare given, now not" in refused.output
+
+
 def test_a_run_that_has_ended_is_not_resumed(runs, tmp_path):
     report = tmp_path / "report"
     runs.start(report).wait()

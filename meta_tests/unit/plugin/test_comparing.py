@@ -150,6 +150,11 @@ def test_the_first_run_of_a_ci_names_the_command_to_store(judged, options):
             id="no-test-that-measures",
         ),
         pytest.param(
+            ("meta_tests/whole/scenarios/verdicts.py::test_pass", COMPARE, "--shard=1/1"),
+            "expected a test that measures, none is selected",
+            id="no-shard-has-a-test-that-measures",
+        ),
+        pytest.param(
             (SCENARIO, "--benchmark-json=/no/such/folder/x.json"),
             "expected a file in a folder that exists",
             id="no-folder-for-the-json",
@@ -229,6 +234,49 @@ def test_ten_percent_slower_is_red_and_the_same_again_is_green(stored, options):
     assert any(line.startswith("FAIL") and "tg32@d0" in line for line in lines[-6:]), run.output
     assert "(NOW)" in run.output, "pytest-benchmark's table is shown"
     assert any("10.0% worse" in test["message"] for test in run.verdict["tests"])
+
+
+MISSING, WORSE = f"{LEVEL}::test_no_metric_is_missing", f"{LEVEL}::test_no_metric_is_worse"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((SCENARIO, COMPARE, "--shard=1/1"), id="a-shard-without-the-level"),
+        pytest.param(
+            (SCENARIO, LEVEL, COMPARE, "--shard=1/1", "-m", "not regression"),
+            id="a-shard-of-deselected-checks",
+        ),
+        pytest.param((SCENARIO, MISSING, COMPARE), id="another-check-of-the-level-by-its-id"),
+        pytest.param(
+            (SCENARIO, LEVEL, COMPARE, "-k", "metric and not worse or regression and missing"),
+            id="another-check-of-the-level-by-its-name",
+        ),
+        pytest.param((SCENARIO, LEVEL, COMPARE, "--deselect", WORSE), id="the-check-deselected"),
+    ],
+)
+def test_ten_percent_slower_is_red_whatever_the_selection_leaves_of_the_level(stored, options):
+    """The suite makes each check of the comparison that no selected test makes."""
+    status, run = stored(SLOWER, *options)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+    assert any("10.0% worse" in test["message"] for test in run.verdict["tests"])
+    status, run = stored(GOOD, *options)
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+
+
+def test_a_shard_without_a_test_that_measures_leaves_the_comparison_to_the_others(stored, tmp_path):
+    """The shard with the tests that measure is red."""
+    own = tmp_path / "test_own.py"
+    own.write_text(
+        "import pytest\npytestmark = [pytest.mark.kernel, pytest.mark.applies_to('gpu')]\n"
+        "def test_own(): pass\n"
+    )
+    whole = (SCENARIO, str(own), COMPARE, FAIL)
+    status, run = stored(SLOWER, *whole, "--shard=1/2")
+    assert status == 1 and run.verdict["shard"]["compared"], run.output
+    status, run = stored(SLOWER, *whole, "--shard=2/2")
+    assert status == 0, run.output
+    assert [test["level"] for test in run.verdict["tests"]] == ["kernel"]
 
 
 def test_nothing_comparable_in_the_history_is_no_success(stored):

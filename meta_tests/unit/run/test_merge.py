@@ -392,9 +392,12 @@ def test_only_shards_of_one_run_are_merged(tmp_path):
     other.profile = "q"
     fewer = part(2)
     fewer.shard.tests.pop()
+    compared = part(2)
+    compared.shard.compared = True
     for name, file, message in (
         ("other", other, r"another profile \(q\) than .* \(p\)"),
         ("fewer", fewer, "another list of tests than"),
+        ("compared", compared, r"another comparison than .*expected --benchmark-compare in each"),
         ("three", part(2, of=3), "another number of shards than"),
         ("again", part(1), "shard 1 occurs twice"),
         ("whole", part(shard=None), "expected the report of a run with --shard"),

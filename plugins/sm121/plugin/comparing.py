@@ -7,7 +7,7 @@ the suite, and not pytest-benchmark, judges the comparison.
 import importlib.util
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.core.unmet import Fact, Unmet, facts_of
 from sm121.core.verdict import NotRun, Undecided, Verdict
-from sm121.plugin import workers
+from sm121.plugin import selection, shards, workers
 from sm121.plugin.benchmarks import HISTORY, history_of
 from sm121.plugin.stash import ID, LEVEL
 from sm121.regression.measured import MeasuredHistory
@@ -199,9 +199,10 @@ def _guarded(config: pytest.Config, session: Session, step: Any) -> Any:
 
 
 def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
-    """Judge the comparison by ``--benchmark-compare-fail``, and metrics that no test has compared.
+    """Judge the comparison by ``--benchmark-compare-fail``, and by the checks that no test makes.
 
-    Call this before pytest-benchmark stores the run.
+    Call this before pytest-benchmark stores the run. In a shard without a test that measures, there
+    is nothing to judge.
 
     Args:
         config: The configuration of pytest.
@@ -211,15 +212,16 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
     run = session.run
     if not is_asked(config) or run.target.obstacle is not None:
         return
+    if run.record.file.shard is not None and not any(_measures(item) for item in items):
+        return
     if _given(config, "benchmark_compare_fail"):
         _decide_checks(config, session)
-    comparing = {item.stash[ID] for item in items if _compares(item)}
-    if run.record.file.shard is not None or any(
-        run.record.ledger[name].executed for name in comparing
-    ):
-        return
+    decided = set()
+    for item in items:
+        if _compares(item) and run.record.ledger[item.stash[ID]].executed:
+            decided.add(selection.function_name(item))
     history = config.stash.setdefault(HISTORY, history_of(config, session))
-    for judged in _judged(history):
+    for judged in _judged(history, decided):
         name = f"{_COMPARE}::{judged.name}"
         decision = TestReport.of(name, "regression", *judged.facts, verdict=judged.verdict)
         run.record.emit(Decided(decision))
@@ -254,9 +256,16 @@ class _Judged:
     facts: list[Fact] = field(default_factory=list)
 
 
-def _judged(history: MeasuredHistory) -> Iterator[_Judged]:
-    checks = {"no metric is worse": history.compared, "no level came down": history.levels_held}
-    for name, check in checks.items():
+def _judged(history: MeasuredHistory, decided: Collection[str]) -> Iterator[_Judged]:
+    """Make the checks of the comparison. `decided`: the tests that have made theirs already."""
+    checks = {
+        "test_no_metric_is_worse": history.compared,
+        "test_no_level_came_down": history.levels_held,
+    }
+    for test, check in checks.items():
+        if test in decided:
+            continue
+        name = test.removeprefix("test_").replace("_", " ")
         try:
             check()
         except NotRun as reason:
@@ -363,14 +372,14 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
                     f"--benchmark-disable beside --{name.replace('_', '-')}: expected one of them, "
                     "since nothing is timed. Leave out --benchmark-disable."
                 )
-    if not is_asked(config) or config.getoption("--shard") is not None:
+    if not is_asked(config):
         return
     if config.getoption("benchmark_skip", False) and not config.getoption("benchmark_only", False):
         raise UsageError(
             f"--benchmark-skip beside {asked}: expected one of them, since nothing is measured. "
             "Leave out --benchmark-skip."
         )
-    if not any(_is_benchmark(item) for item in items):
+    if not any(_is_benchmark(item) for item in config.stash.get(shards.WHOLE, items)):
         raise UsageError(
             f"{asked}: expected a test that measures, none is selected. Add "
             "tests/test_performance.py, or leave out the option."
@@ -423,6 +432,11 @@ def _given(config: pytest.Config, *names: str) -> bool:
 
 def _is_benchmark(item: pytest.Item) -> bool:
     return "benchmark" in getattr(item, "fixturenames", ())
+
+
+def _measures(item: pytest.Item) -> bool:
+    """Whether a test of a level measures."""
+    return LEVEL in item.stash and _is_benchmark(item)
 
 
 def _compares(item: pytest.Item) -> bool:

@@ -121,7 +121,7 @@ def _collected(config: pytest.Config, settings: Settings, tests: list[pytest.Ite
     if settings.worker is not None:
         shard = workers.part(settings.worker, tests)
     listed = [ShardTest(id=item.stash[ID], level=item.stash[LEVEL]) for item in tests]
-    return Collected(listed, shard)
+    return Collected(listed, shard, compared=selection.compares(config))
 
 
 def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:

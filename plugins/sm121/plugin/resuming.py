@@ -10,6 +10,7 @@ outcome yet.
 import pytest
 
 from sm121.core.errors import UsageError
+from sm121.plugin import selection
 from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold
 from sm121.run.events import Collected, EnvironmentRead, EventStream, Opened, Resumed
@@ -41,7 +42,7 @@ def take_up(config: pytest.Config, session: Session) -> None:
         stream = events.read_events(path)
         before = fold.replay(stream.events)
         before.settle()
-        _refuse_another(stream, before.file, run.record.file)
+        _refuse_another(stream, before.file, run.record.file, compared=selection.compares(config))
         anew = run.record.file
         run.record.resume(stream)
     except (OSError, ValueError) as error:
@@ -83,7 +84,9 @@ def leave_out_decided(config: pytest.Config, session: Session, items: list[pytes
     )
 
 
-def _refuse_another(stream: EventStream, before: VerdictFile, now: VerdictFile) -> None:
+def _refuse_another(
+    stream: EventStream, before: VerdictFile, now: VerdictFile, *, compared: bool
+) -> None:
     """Raise ValueError if this run and the earlier process have different tests or settings."""
     if before.finished:
         raise ValueError(f"it has ended with {before.verdict}")
@@ -100,6 +103,8 @@ def _refuse_another(stream: EventStream, before: VerdictFile, now: VerdictFile) 
     tests = [(test.id, test.level) for test in collected.tests]
     if tests != [(test.id, test.level) for test in now.tests] or collected.shard != now.shard:
         others.append(f"{len(tests)} tests, but now {len(now.tests)} or different ones")
+    if collected.compared and not compared:
+        others.append("--benchmark-compare given, now not")
     if others:
         raise ValueError(f"its tests or settings differ: {others[0]}")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from sm121.core.errors import UsageError
+from sm121.plugin import selection
 from sm121.plugin.matrix import PLAN
 from sm121.plugin.stash import LEVEL, SETTINGS, SHARD
 from sm121.run import verdict_file
@@ -15,6 +16,8 @@ from sm121.run import verdict_file
 _UNDER_TEST = "under-test"
 #: The group of tests that judge all other tests of a run. Each shard runs them for its own part.
 _EVERYWHERE = "everywhere"
+#: The selected tests of the whole run, before they are divided.
+WHOLE = pytest.StashKey[list[pytest.Item]]()
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
         if LEVEL in item.stash:
             whole.append(verdict_file.ShardTest(id=item.nodeid, level=item.stash[LEVEL]))
             group_of[item.nodeid] = _server_group(config, item)
-    config.stash[SHARD] = verdict_file.ShardReport(index=shard.index, of=shard.of, tests=whole)
+    config.stash[WHOLE] = [*items]
+    config.stash[SHARD] = verdict_file.ShardReport(
+        index=shard.index, of=shard.of, tests=whole, compared=selection.compares(config)
+    )
     divided = [group for group in dict.fromkeys(group_of.values()) if group != _EVERYWHERE]
     # The groups are dealt to the shards in turn, in the order of the tests.
     groups = {_EVERYWHERE, *divided[shard.index - 1 :: shard.of]}

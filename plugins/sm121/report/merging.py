@@ -77,6 +77,11 @@ def _refuse_other_run(first: ShardFolder, shard: ShardFolder) -> None:
         differences.append(f"number of shards than {first.directory}")
     if shard.part.tests != first.part.tests:
         differences.append(f"list of tests than {first.directory}")
+    if shard.part.compared != first.part.compared:
+        differences.append(
+            f"comparison than {first.directory}: expected --benchmark-compare in each shard or in "
+            "none"
+        )
     for difference in apart(shard.file, first.file):
         differences.append(
             f"{difference.name} ({difference.one}) than {first.directory} ({difference.other})"

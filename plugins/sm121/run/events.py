@@ -57,6 +57,8 @@ class Collected:
 
     tests: list[ShardTest]
     shard: ShardReport | None = None
+    #: Whether a comparison with a stored run was requested (``--benchmark-compare``).
+    compared: bool = False
     kind: Literal["collected"] = "collected"
 
 

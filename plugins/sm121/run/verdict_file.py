@@ -234,6 +234,8 @@ class ShardReport(Record):
     of: int
     tests: list[ShardTest]
     """All tests of the whole run, in its order."""
+    compared: bool = False
+    """Whether ``--benchmark-compare`` was given: it is then given to each shard of the run."""
 
 
 class AgainstReport(Record):
@@ -354,10 +356,8 @@ class VerdictFile(Record):
     @property
     def _ended_by(self) -> CrashReport | None:
         """The crash in which the suite ended the run for lack of memory; None without one."""
-        for crash in self.crashes:
-            if crash.kind == MEMORY_FLOOR:
-                return crash
-        return None
+        ended = [crash for crash in self.crashes if crash.kind == MEMORY_FLOOR]
+        return ended[0] if ended else None
 
     @property
     def certificate_covers(self) -> str | None:
