@@ -118,6 +118,17 @@ def test_an_architecture_that_no_test_names_ends_with_5_and_one_line(run):
     assert "NOT_RUN: sm90 was requested; this machine is cpu" in done.stdout
 
 
+def test_a_name_of_an_architecture_in_k_is_a_request_if_no_test_ran(project, run):
+    (project / "test_names.py").write_text("def test_parse_sm90(): pass\n")
+    done = run("-k", "sm121")
+    assert done.returncode == 5, done.stdout
+    assert "NOT_RUN: sm121 was requested, but no test ran" in done.stdout
+    done = run("-k", "sm90")
+    assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout
+    done = run("-k", "not sm121")
+    assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout
+
+
 def test_tests_of_this_architecture_run_and_keep_the_status(run):
     for arguments in (["--arch", "cpu"], ["-m", "cpu"], ["-m", "not sm121"]):
         done = run(*arguments)
@@ -198,9 +209,35 @@ def test_the_suite_in_the_same_run_leaves_the_skip_and_decides_the_status(projec
     (project / "pytest.ini").write_text(SUITE_IN_INI)
     done = run()
     assert done.returncode == 0 and NEEDS in done.stdout, done.stdout
-    done = run("-m", "sm121")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        pytest.param(["-m", "sm121"], "sm121", id="marker"),
+        pytest.param(["-m", "gpu"], "a GPU", id="any gpu"),
+        pytest.param(["--arch", "sm121"], "sm121", id="option"),
+        pytest.param(["-k", "sm121"], "sm121", id="keyword"),
+        pytest.param(["-m", "gpu", "-n", "1"], "a GPU", id="workers"),
+    ],
+)
+def test_with_the_suite_a_request_without_a_test_of_a_level_ends_with_5(
+    project, run, arguments, asked
+):
+    (project / "pytest.ini").write_text(SUITE_IN_INI)
+    done = run(*arguments)
     assert done.returncode == 5, done.stdout
-    assert done.stdout.count("NOT_RUN") == 1 and "--base-url URL --arch sm121" in done.stdout
+    assert done.stdout.count("NOT_RUN") == 1, done.stdout
+    assert f"NOT_RUN: {asked} was requested" in done.stdout, done.stdout
+    assert not (project / "conformance-report").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--arch", "cpu"], ["-m", "cpu"], ["-m", "cpu", "-n", "1"]])
+def test_with_the_suite_tests_without_a_level_run_on_their_architecture(project, run, arguments):
+    (project / "pytest.ini").write_text(SUITE_IN_INI)
+    done = run(*arguments)
+    assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout
+    assert counts(done.stdout)["passed"] >= 1
 
 
 def test_the_suite_needs_it(project, run):

@@ -1,6 +1,5 @@
 """Evaluation of a ``-m`` expression: the markers that it selects."""
 
-import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 
@@ -10,9 +9,16 @@ from pytest_gpu_arch.names import NAMES
 
 _OPERATORS = frozenset({"and", "or", "not"})
 _WORD = re.compile(r"[A-Za-z_]\w*")
-#: Maximum number of names in an expression that are tried in all combinations. Further names are
-#: ignored.
-_MOST_WORDS = 10
+#: A parenthesis, an operator or a name. The arguments of a marker are part of its name:
+#: ``device(serial="1")``.
+_TOKEN = re.compile(
+    r"""
+    [()]
+    | (?: and | or | not ) (?= [\s()] | $ )
+    | [^\s()]+ (?: \( (?: [^()'"] | '[^']*' | "[^"]*" )* \) )?
+    """,
+    re.VERBOSE,
+)
 
 
 def architectures_asked_for(expression: str) -> tuple[str, ...]:
@@ -27,27 +33,37 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
 
 
 def asked_for(expression: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of some markers that a ``-m`` expression selects.
+    """Return those of some names that a ``-m`` or ``-k`` expression selects.
 
-    ``not slow`` selects none.
+    An expression selects a name that has no ``not``, or an even number of them, before it.
 
     Args:
         expression: The expression, which pytest can parse.
-        names: The markers to check.
+        names: The names to check.
     """
-    words = words_of(expression)
-    return tuple(name for name in names if name in words and _matters(expression, name))
+    selected = _selected(expression)
+    return tuple(name for name in names if name in selected)
 
 
-def _matters(expression: str, name: str) -> bool:
-    """Whether some set of markers is selected with a marker, and not selected without it."""
-    others = sorted(words_of(expression) - {name})[:_MOST_WORDS]
-    for count in range(len(others) + 1):
-        for present in itertools.combinations(others, count):
-            with_it = evaluate(expression, {name, *present})
-            if with_it and not evaluate(expression, set(present)):
-                return True
-    return False
+def _selected(expression: str) -> set[str]:
+    """Return the names in an expression that are not negated."""
+    selected = set()
+    outer: list[bool] = []  # of each open parenthesis: whether the text around it is negated
+    is_negated = False  # whether the current parenthesis is negated
+    is_not = False  # whether the next name or parenthesis follows a `not`
+    for token in _TOKEN.findall(expression):
+        if token == "not":  # noqa: S105
+            is_not = not is_not
+            continue
+        if token == "(":  # noqa: S105
+            outer.append(is_negated)
+            is_negated = is_negated != is_not
+        elif token == ")":  # noqa: S105
+            is_negated = outer.pop()
+        elif token not in _OPERATORS and is_negated == is_not:
+            selected.add(token.partition("(")[0])
+        is_not = False
+    return selected
 
 
 def words_of(expression: str) -> set[str]:

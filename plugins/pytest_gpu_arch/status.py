@@ -7,7 +7,8 @@ import pytest
 from pytest_gpu_arch import names, target
 from pytest_gpu_arch.target import Target
 
-#: Stash key that another plugin sets if it decides the exit status of the run itself.
+#: Stash key that another plugin sets before the session finishes, if it decides the exit status of
+#: the run itself.
 DECIDED_ELSEWHERE = pytest.StashKey[bool]()
 #: Options with which pytest shows information and runs no test.
 _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
@@ -34,7 +35,7 @@ def watch(config: pytest.Config) -> None:
         config: The configuration of the run.
     """
     is_worker = hasattr(config, "workerinput")
-    if is_worker or only_shows(config) or config.stash.get(DECIDED_ELSEWHERE, False):
+    if is_worker or only_shows(config):
         return
     config.pluginmanager.register(NotRun(config), "pytest_gpu_arch.not_run")
 
@@ -56,9 +57,12 @@ class NotRun:
         self, session: pytest.Session, exitstatus: int | pytest.ExitCode
     ) -> None:
         """Set the exit status. A run with failed tests keeps status 1."""
-        if exitstatus not in _WHOLE or not target.is_asked_for(self._config):
+        if exitstatus not in _WHOLE or self._config.stash.get(DECIDED_ELSEWHERE, False):
             return
-        self._line = _not_run(target.of(self._config), has_run=self._has_run)
+        if target.is_asked_for(self._config):
+            self._line = _not_run(target.of(self._config), has_run=self._has_run)
+        elif not self._has_run:
+            self._line = _none_ran(target.asked_by_keyword(self._config))
         if self._line is not None and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
@@ -78,7 +82,11 @@ def _not_run(chosen: Target, *, has_run: bool) -> str | None:
     if chosen.obstacle is not None:
         machine = names.listed(chosen.missing)
         return f"NOT_RUN: {chosen.obstacle}. Run the tests on a machine with {machine}"
-    if not has_run:
-        asked = names.listed(chosen.asked)
-        return f"NOT_RUN: {asked} was requested, but no test ran. -rs shows the reasons"
-    return None
+    return None if has_run else _none_ran(chosen.asked)
+
+
+def _none_ran(asked: tuple[str, ...]) -> str | None:
+    """Return the message on architectures for which no test ran; None if none was requested."""
+    if not asked:
+        return None
+    return f"NOT_RUN: {names.listed(asked)} was requested, but no test ran. -rs shows the reasons"

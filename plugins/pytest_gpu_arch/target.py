@@ -7,6 +7,8 @@ import pytest
 from pytest_gpu_arch import detection, names
 from pytest_gpu_arch.expression import asked_for
 
+_MARKERS = (*names.NAMES, names.ANY_GPU)
+
 
 @dataclass(frozen=True)
 class Known:
@@ -80,7 +82,7 @@ def of(config: pytest.Config) -> Target:
 
 
 def is_asked_for(config: pytest.Config) -> bool:
-    """Check whether the user requested an architecture, without detecting the GPU.
+    """Check whether ``--arch`` or ``-m`` requests an architecture, without detecting the GPU.
 
     Args:
         config: The configuration of the run.
@@ -90,7 +92,20 @@ def is_asked_for(config: pytest.Config) -> bool:
 
 def _asked_by_marker(config: pytest.Config) -> tuple[str, ...]:
     expression = config.getoption("markexpr", "") or ""
-    return asked_for(expression, (*names.NAMES, names.ANY_GPU))
+    return asked_for(expression, _MARKERS)
+
+
+def asked_by_keyword(config: pytest.Config) -> tuple[str, ...]:
+    """Return the architectures that ``-k`` names.
+
+    ``-k sm121`` selects tests with this marker, and also unmarked tests with this name, which run
+    on any machine. It therefore does not set the target.
+
+    Args:
+        config: The configuration of the run.
+    """
+    expression = config.getoption("keyword", "") or ""
+    return asked_for(expression.lower(), _MARKERS)
 
 
 def _resolve(config: pytest.Config) -> Target:

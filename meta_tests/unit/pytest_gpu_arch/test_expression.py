@@ -24,6 +24,20 @@ from pytest_gpu_arch.expression import architectures_asked_for
         pytest.param(
             "(sm121 or slow) and not cpu", ("sm121",), id="(sm121 or slow) and not cpu, sm121"
         ),
+        pytest.param("not (not sm121)", ("sm121",), id="two negations"),
+        pytest.param("not(not(sm121)) and not(sm90)", ("sm121",), id="without spaces"),
+        pytest.param("not (cpu or not sm121) and sm90", ("sm90", "sm121"), id="negated group"),
+        pytest.param(
+            " and ".join(["sm121", *(f"not slow{number}" for number in range(40))]),
+            ("sm121",),
+            id="forty other markers",
+        ),
+        pytest.param(
+            " or ".join([*(f"(slow{number} and fast{number})" for number in range(20)), "sm121"]),
+            ("sm121",),
+            id="forty other markers in groups",
+        ),
+        pytest.param("sm121 and device(name='not cpu (2)')", ("sm121",), id="a marker's argument"),
     ],
 )
 def test_architectures_asked_for_by_name(expression, names):

@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from pytest_gpu_arch import status
 from pytest_gpu_arch.expression import architectures_asked_for
 from sm121.core.architecture import CPU
 from sm121.core.errors import UsageError
@@ -132,13 +133,18 @@ def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Targe
     directory, and the earlier report is moved: with ``--certify``, in a run of several processes,
     and with ``--report-dir`` on the command line.
     """
-    words = [str(word).partition("=")[0] for word in config.invocation_params.args]
-    if chosen.obstacle is None or settings.judging.certify or "--report-dir" in words:
+    if chosen.obstacle is None or settings.judging.certify or _names_report(config):
         return settings
     if workers.is_parallel(config):
         return settings
     folder = directory.of_a_run_that_measures_nothing(settings.report_dir)
     return dataclasses.replace(settings, report_dir=folder)
+
+
+def _names_report(config: pytest.Config) -> bool:
+    """Whether ``--report-dir`` is on the command line."""
+    words = [str(word).partition("=")[0] for word in config.invocation_params.args]
+    return "--report-dir" in words
 
 
 def _nothing_selected(config: pytest.Config) -> str | None:
@@ -211,15 +217,28 @@ def release_machine(config: pytest.Config) -> None:
         del config.stash[_MACHINE]
 
 
-def open_empty(config: pytest.Config) -> None:
-    """Open a run without tests, which is NOT_RUN, because the levels were not collected.
+def end_without_levels(session: pytest.Session) -> None:
+    """Open a NOT_RUN run if the options name a target, but no test of a level was collected.
+
+    If there are other tests, the plugin `pytest_gpu_arch` decides the status, as in a project that
+    does not use the suite; unless the options ask for a certificate, or for a report in a folder.
 
     Args:
-        config: The configuration of pytest. Its stash keeps the run.
+        session: The session of pytest, whose tests have ended.
 
     Raises:
         pytest.UsageError: An option is wrong.
     """
+    config = session.config
+    is_certified = config.stash[SETTINGS].judging.certify
+    is_of_the_suite = session.testscollected == 0 or is_certified or _names_report(config)
+    if is_of_the_suite and expressions.asked_for_levels(config):
+        _open_empty(config)
+    else:
+        config.stash[status.DECIDED_ELSEWHERE] = False
+
+
+def _open_empty(config: pytest.Config) -> None:
     settings = config.stash[SETTINGS]
     with refusing():
         chosen = _target(config, settings, [])

@@ -359,8 +359,8 @@ def pytest_sessionfinish(
     held_output.run_ended(config, exitstatus)
     ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
     is_empty = stash.SESSION not in config.stash and not parts.has_any(config)
-    if ended and is_empty and expressions.asked_for_levels(config):
-        opening.open_empty(config)
+    if ended and is_empty:
+        opening.end_without_levels(session)
     conformance = config.stash.get(stash.SESSION, None)
     with progress.going_on(config, "ending the run"):
         try:
