@@ -45,6 +45,7 @@ def write(
     host_us: float = 20.0,
     slower: float = 1.0,
     only: str = "",
+    step_tokens: int = 1,
 ) -> Path:
     """Write a trace.
 
@@ -56,8 +57,9 @@ def write(
         host_us: The time of each step without a running kernel, in microseconds.
         slower: The factor on the time of the experts' products.
         only: The name of the only kernel that takes ten times as long.
+        step_tokens: The number of tokens that a step computes: the model's own and the drafts.
     """
-    events = list(_events(experts, steps, layers, host_us, slower, only))
+    events = list(_events(experts, steps, layers, host_us, slower, only, step_tokens))
     content = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events, "traceName": "x"}
     text = json.dumps(content).encode()
     path.write_bytes(gzip.compress(text) if path.name.endswith(".gz") else text)
@@ -65,10 +67,16 @@ def write(
 
 
 def _events(
-    experts: str, steps: int, layers: int, host_us: float, slower: float, only: str
+    experts: str,
+    steps: int,
+    layers: int,
+    host_us: float,
+    slower: float,
+    only: str,
+    step_tokens: int,
 ) -> Iterator[dict]:
     now = 1000.0
-    for step in range(steps):
+    for _ in range(steps):
         begun = now
         now += host_us
         yield event("cudaGraphLaunch", "cuda_runtime", now - 5, 4, tid=2)
@@ -80,5 +88,5 @@ def _events(
                 kernel = EXPERTS[experts] if is_product else name
                 yield event(kernel, "kernel", now, took, tid=3)
                 now += took
-        name = f"execute_context_0(0)_generation_1({step + 1})"
+        name = f"execute_context_0(0)_generation_1({step_tokens})"
         yield event(name, "user_annotation", begun, now - begun, tid=2)

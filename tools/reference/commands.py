@@ -12,8 +12,8 @@ def page(parser: argparse.ArgumentParser) -> str:
         "",
         MADE_BY.format(source="the commands' own help"),
         "`sm121 COMMAND`, also `python -m sm121 COMMAND`, needs no pytest. It ends with 0, with 1 "
-        "when what it computed breaks a promise, with 4 and one line when the request is wrong; "
-        "`sm121 merge` ends with the status of the merged run.",
+        "when what it computed breaks a promise, with 5 when it could not be judged, with 4 and "
+        "one line when the request is wrong; `sm121 merge` ends with the status of the merged run.",
     ]
     for action in parser._actions:
         if not isinstance(action, argparse._SubParsersAction):

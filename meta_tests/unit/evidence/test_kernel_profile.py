@@ -39,6 +39,7 @@ from sm121.evidence.kernel_trace import read_trace
 from sm121.evidence.nsys import read_nsys
 from sm121.evidence.profile_files import read_profile
 from sm121.evidence.profiler import profile_decode
+from sm121.measure.counters import Counters
 
 NO_SHARES = dict.fromkeys(("attention", "moe", "dense", "quantise", "other"), 0)
 
@@ -97,6 +98,22 @@ def test_gpu_kernels_count_and_operators_beside_them_do_not(trace):
     expected = NO_SHARES | {"moe": 0.8, "attention": 0.15, "other": 0.05}
     assert shares_of(profiled) == pytest.approx(expected)
     assert profiled.parts["moe"].calls == 2 and profiled.kernels[0].name == MARLIN
+
+
+@pytest.mark.parametrize(
+    ("steps", "step_tokens"),
+    [
+        pytest.param(["0(0)_generation_1(1)"], 1, id="no drafts"),
+        pytest.param(["0(0)_generation_1(1)", "0(0)_generation_1(4)"], 4, id="drafts"),
+        pytest.param(["0(0)_generation_2(8)"], 4, id="two requests"),
+        pytest.param(["0(sq0sk0sqsq0sqsk0)_generation_1(sq4sk9sqsq1sqsk9)"], 4, id="long"),
+        pytest.param(["0(0)_generation_1"], None, id="not told"),
+        pytest.param(["1(5)_generation_0(0)"], None, id="prefill"),
+    ],
+)
+def test_the_tokens_of_a_step_are_those_that_it_computes_for_a_request(trace, steps, step_tokens):
+    events = [event(f"execute_4_context_{step}", "user_annotation", 0, 50) for step in steps]
+    assert read_trace(trace(*events, event(MARLIN, "kernel", 0, 60))).step_tokens == step_tokens
 
 
 def test_operators_have_their_own_time_only(trace):
@@ -285,6 +302,32 @@ def chunks(counts: Iterable[int | None], clock: Clock) -> Iterator[dict[str, Any
     for count in counts:
         clock.now += 0.01
         yield {"choices": [{}], "usage": count and {"completion_tokens": count}}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "tokens_per_step"),
+    [
+        pytest.param({"generated": 50}, {"generated": 179}, 1.0, id="no drafter"),
+        pytest.param(
+            {"generated": 0, "accepted_tokens": 0},
+            {"generated": 141, "accepted_tokens": 90},
+            2.8,
+            id="a drafter",
+        ),
+        pytest.param(
+            {"generated": 100, "accepted_tokens": 70},
+            {"generated": 229, "accepted_tokens": 70},
+            1.0,
+            id="no draft accepted",
+        ),
+        pytest.param({"generated": 50}, {"generated": 50}, None, id="late counters"),
+        pytest.param({"running": 0}, {"running": 1}, None, id="no counters of tokens"),
+        pytest.param(None, None, None, id="no metrics"),
+    ],
+)
+def test_tokens_of_a_step_are_counted(before, now, tokens_per_step):
+    counted = [None if values is None else Counters(values) for values in (before, now)]
+    assert profiler._tokens_per_step(*counted) == tokens_per_step
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,23 @@ import pytest
 from meta_tests.fakes import decode_traces
 from meta_tests.fakes.decode_traces import LAYER_US
 from meta_tests.folders import DATA, ROOT
+from meta_tests.unit.evidence.kernel_tables import TABLES_OF_GB10
 from sm121 import cli
-from sm121.evidence import profiler
+from sm121.core import profile as profiles
+from sm121.evidence import decode_time, profiler
+from sm121.evidence.decode_time import StreamTime
 from sm121.evidence.profiler import DecodeTrace
 from sm121.session import decode_command
 
-STATUS_NOT_RUN = 4
+STATUS_USAGE = 4
+STATUS_NOT_RUN = 5
 NO_ROUTE = httpx.Client(
     base_url="http://127.0.0.1", transport=httpx.MockTransport(lambda _: httpx.Response(404))
 )
 #: gpt-oss-120b with all weights in MXFP4, at the 235 GB/s of a healthy GB10.
-TOKEN_BOUND = "gate of the guide: 20 ms a token; the memory allows 11."
-MOE_BOUND = "gate of the guide: 1 ms; the memory allows 0.225"
+TOKEN_LIMIT = "limit: 20 ms (gate tpot_p50 of profile sm121-gpt-oss-120b) |"
+STEP_BOUND = "the memory allows 11."
+MOE_BOUND = "limit for batch 1: 1 ms; the memory allows 0.225"
 
 
 @pytest.fixture
@@ -43,7 +48,8 @@ def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
     assert status == 0, out
     for words in (
         MOE_BOUND,
-        TOKEN_BOUND,
+        TOKEN_LIMIT,
+        STEP_BOUND,
         "openai/gpt-oss-120b with all weights in MXFP4",
         "| MoE FC1 | 38.9% | 4.320 | 120.0 | 36.0 |",
         "| MoE FC2 | 19.4% | 2.160 | 60.0 | 36.0 |",
@@ -52,14 +58,40 @@ def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
         "| host: no kernel runs | 0.2% |",
         "| host: no kernel runs | at most 0.2% |",
         "| a step, with the cost of the profiler (ms) | 11.11 |",
-        "| MoE GEMM of a layer, batch 1 (ms) | 0.180 | gate of the guide: 1 ms; the memory",
+        "| MoE GEMM of a layer, batch 1 (ms) | 0.180 | limit for batch 1: 1 ms; the memory",
+        "| kernels of a token (ms) | 11.09 | limit: 20 ms",
         "1.0 launches by the host and 468.0 kernels a step",
         "- MoE takes 63% of the step (more than 50%): work on the MoE kernel (CUTLASS, tiles)",
     ):
         assert words in out, words
     assert (tmp_path / "report" / "decode.md").read_text() == out
     record = json.loads((tmp_path / "report" / "decode.json").read_text())
-    assert record["faults"] == [] and record["decode"]["steps"] == 8
+    assert record["faults"] == record["not_run"] == [] and record["decode"]["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("configuration", "prompt", "token_ms", "source"),
+    [
+        ("stock", 2048, 33.1, "gate tpot_p50 of configuration stock"),
+        ("stock", None, 33.1, "gate tpot_p50 of configuration stock"),
+        ("eagle3-short", 2048, 22.9, "gate tpot_p50 of configuration eagle3-short"),
+        ("mxfp4", 2048, 20.0, "gate tpot_p50 of configuration mxfp4"),
+        (None, 2048, 20.0, "gate tpot_p50 of profile sm121-gpt-oss-120b"),
+        (None, 4096, 21.3, "gate tg32@d4096 of profile sm121-gpt-oss-120b, as a time"),
+        ("stock", 32768, 41.7, "gate tg32@d32768 of configuration stock, as a time"),
+        ("stock", 65536, None, "expected a gate on a rate behind a prompt of 65536 tokens, "
+         "configuration stock has none. Give a shorter --prompt"),
+    ],
+)  # fmt: skip
+def test_the_limit_of_a_token_is_that_of_the_configuration(configuration, prompt, token_ms, source):
+    chosen = profiles.load("sm121-gpt-oss-120b").judging(configuration)
+    limits = decode_command.limits_of(chosen, prompt)
+    assert (limits.token_ms, limits.token_source, limits.moe_ms) == (token_ms, source, 1.0)
+
+
+def test_a_profile_without_gates_has_the_limits_of_the_guide():
+    limits = decode_command.limits_of(profiles.load("cpu-tiny-gpt-oss"), 2048)
+    assert limits == decode_time.Limits(20.0, "guide", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +122,19 @@ def test_a_trace_of_a_cpu_says_that_kernels_are_null(profiled, tmp_path):
     trace.write_text(json.dumps({"traceEvents": [decode_traces.event("a", "cpu_op", 0.0, 5.0)]}))
     status, out, _ = profiled(trace, "--json")
     record = json.loads(out)
-    assert status == 0 and record["decode"] is None and record["kernels"]["kind"] == "cpu"
+    assert status == STATUS_NOT_RUN
+    assert record["decode"] is None and record["kernels"]["kind"] == "cpu"
     _, out, _ = profiled(trace)
     assert "has operators and no kernels, so that the table of kernels" in out
+    assert "**NOT_RUN**: kernels: expected a trace of a GPU" in out
+
+
+def test_limits_that_cannot_be_judged_are_not_run(profiled):
+    status, out, _ = profiled(TABLES_OF_GB10 / "fused_0804_kernels.csv")
+    assert status == STATUS_NOT_RUN
+    assert "**NOT_RUN**: limits of a token, the experts and the host: expected a profile" in out
+    status, out, _ = profiled(TABLES_OF_GB10 / "fused_0804_kernels.csv", "--backend", "MARLIN")
+    assert status == 1 and "**Fault**" in out and "**NOT_RUN**" in out
 
 
 def test_a_running_server_without_its_route_is_not_run(
@@ -112,7 +154,7 @@ def test_a_running_server_without_its_route_is_not_run(
     assert status == STATUS_NOT_RUN and err.startswith("NOT_RUN: the server has no route of the")
     assert "start vLLM (0.13 or later) with" in err and err.count("0.13") == 1
     status, _, err = profiled(server.base_url, "--traces", tmp_path / "none")
-    assert status == STATUS_NOT_RUN and "expected a folder on this machine" in err
+    assert status == STATUS_USAGE and "expected a folder on this machine" in err
 
 
 def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypatch):
@@ -120,7 +162,7 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
     monkeypatch.setenv("OPENAI_API_KEY", server.key)
     trace = decode_traces.write(tmp_path / "w.pt.trace.json.gz")
     asked: dict = {}
-    taken = DecodeTrace(trace, token_s=2 * 36 * LAYER_US / 1e6)
+    taken = DecodeTrace(trace, StreamTime(2 * 36 * LAYER_US / 1e6))
     monkeypatch.setattr(
         decode_command, "profile_decode", lambda *_, **asked_for: asked.update(asked_for) or taken
     )
@@ -128,13 +170,24 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
     status, out, err = profiled(server.base_url, *words)
     assert status == 1, err
     assert (len(asked["prompt"]), asked["steps"], asked["timed"]) == (512, 16, 16)
-    assert "**Fault**: decode: expected at most 20 ms" in out
+    assert "**Fault**: decode: expected at most 20 ms a token (guide), got 22.2 ms" in out
     assert "- the host takes 50% of the step (more than 25%): see that CUDA graphs" in out
-    assert "| a step (ms) | 22.18 |" in out and "; 11.11 ms with the profiler |" in out
+    assert "| a token (ms) | 22.18 | limit: 20 ms (guide) |" in out
+    assert "| a step (ms) | 22.18 | 11.11 ms with the profiler |" in out
     assert f"# Decode of {server.base_url}" in out
     assert "No roofline: profile cpu-tiny-gpt-oss has no bandwidth of a healthy machine" in out
     _, out, _ = profiled(server.base_url, *words, "--profile", "sm121-gpt-oss-120b")
-    assert f"| {TOKEN_BOUND}" in out and f"| {MOE_BOUND}" in out
+    assert f"| {TOKEN_LIMIT}" in out and f"| {STEP_BOUND}" in out and f"| {MOE_BOUND}" in out
+    drafter = StreamTime(36 * LAYER_US / 1e6 / 2.5, 2.5)
+    decode_traces.write(trace, step_tokens=4)
+    monkeypatch.setattr(
+        decode_command, "profile_decode", lambda *_, **__: DecodeTrace(trace, drafter)
+    )
+    status, out, _ = profiled(server.base_url, *words)
+    assert status == 0, out
+    assert "Speculative decoding: a step generates 2.50 tokens." in out
+    assert "| a token (ms) | 4.44 |" in out and "| a step (ms) | 11.09 |" in out
+    assert "| MoE GEMM of a layer, batch 4 (ms) |" in out
 
 
 @pytest.mark.parametrize(
@@ -150,7 +203,7 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
 )
 def test_a_wrong_request_is_refused(profiled, words, message):
     status, _, err = profiled(*words, "--profile", "cpu-tiny-gpt-oss")
-    assert status == STATUS_NOT_RUN and message in err
+    assert status == STATUS_USAGE and message in err
 
 
 @pytest.mark.slow("a start of vLLM; what follows from a trace is tested above")
@@ -159,7 +212,7 @@ def test_a_configuration_is_started_profiled_and_stopped(profiled, monkeypatch, 
     monkeypatch.chdir(ROOT)
     words = ("--profile", "cpu-tiny-gpt-oss", "--prompt", "512", "--tokens", "16")
     status, out, err = profiled("float32", *words)
-    assert status == 0, err
+    assert status == STATUS_NOT_RUN, err
     assert "is a trace of a CPU: it has operators and no kernels" in out
     assert "_C::cpu_fused_moe" in out
     record = json.loads((tmp_path / "report" / "decode.json").read_text())

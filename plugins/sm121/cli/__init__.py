@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The arguments after ``sm121``. None: the arguments of this process.
 
     Returns:
-        The exit status: 0, or 1 for a negative result, or 2 after Ctrl-C, or 4 for a usage error.
-        The last two are printed as one line on standard error. ``merge`` returns the status of the
-        merged run.
+        The exit status: 0, or 1 for a negative result, or 5 for a result that could not be judged,
+        or 2 after Ctrl-C, or 4 for a usage error. The last two are printed as one line on standard
+        error. ``merge`` returns the status of the merged run.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:

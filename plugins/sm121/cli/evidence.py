@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from sm121.cli.command import EXIT_USAGE, Commands, command, progress
+from sm121.cli.command import Commands, command, progress
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 
@@ -29,8 +29,8 @@ def _add_profile(commands: Commands) -> None:
         _profile,
         (
             "profile decoding: kernels by part, the host's share of a step, and the conclusions; "
-            "exit status 1 if a kernel of another backend ran, or if a gate of the guide is "
-            "missed"
+            "exit status 1 if a kernel of another backend ran or a limit is exceeded, 5 if a "
+            "limit could not be judged"
         ),
     )
     parser.add_argument(
@@ -106,9 +106,9 @@ def _profile(options: argparse.Namespace) -> int:
         result = decode_command.run(request)
     except NotRun as error:
         print(f"NOT_RUN: {printable(str(error))}", file=sys.stderr)
-        return EXIT_USAGE
+        return error.verdict.exit_status
     print(json.dumps(result.record(), indent=2) if options.json else result.text(), end="")
-    return 1 if result.faults else 0
+    return result.verdict.exit_status
 
 
 def _variables(options: argparse.Namespace) -> tuple[tuple[str, str], ...]:

@@ -43,12 +43,16 @@ class DecisionRow(DataTable):
 
 
 class Gates(DataTable):
-    """The guide's time limits, in milliseconds."""
+    """Limits of decoding, the guide's in milliseconds."""
 
     #: For both products of the experts of one layer, for one token.
     moe_ms: float
-    #: For one decoded token.
+    #: For one decoded token, if the profile of the suite has no gate of its own.
     token_ms: float
+    #: For the share of a step in which no kernel runs.
+    host_share: float
+    #: In milliseconds; a shorter time without a kernel is not judged.
+    host_ms: float
 
 
 class DecodeFile(DataTable):

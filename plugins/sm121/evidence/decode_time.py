@@ -1,7 +1,11 @@
-"""Divide the time of a decode step into parts and the host's share, and evaluate both."""
+"""Divide the time of a decode step into parts and the host's share, and judge both.
+
+A step and a token are two things: with speculative decoding, a step generates several tokens. The
+host's share and the parts are those of a step; limits named "a token" apply to tokens.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sm121.core.data_file import Record
@@ -12,6 +16,10 @@ from sm121.evidence.kernel_profile import HostTime, KernelProfile
 
 #: The maximum length of a kernel's name in a message, in characters.
 _LONGEST_NAME = 120
+#: The number of longest kernels in a message.
+_NAMED_KERNELS = 5
+#: The maximum length of the name of one of these kernels, in characters.
+_SHORT_NAME = 60
 #: A step may be shorter than its kernels by this share, as their times vary between steps.
 _TOLERANCE = 0.05
 
@@ -25,9 +33,9 @@ class RowTime(Record):
     average_us: float | None
     """The mean time of a launch; null for the host."""
     calls_per_token: float | None
-    """Null for the host, and if the profile does not mark steps."""
+    """Null for the host, and if the number of tokens is unknown."""
     token_ms: float | None
-    """Milliseconds for each decoded token; null if the profile does not mark steps."""
+    """Milliseconds for each decoded token; null if the number of tokens is unknown."""
 
 
 class DecodeTime(Record):
@@ -36,6 +44,15 @@ class DecodeTime(Record):
     of: str
     """The whole to which the shares refer: ``step`` or ``kernels``."""
     steps: int | None
+    """The number of decode steps; null if the profile does not mark steps."""
+    tokens_per_step: float | None
+    """The mean number of tokens that a step generates: 1 without speculative decoding. Null if it
+    is unknown."""
+    token_ms: float | None
+    """Milliseconds from one token to the next without the profiler; null if not measured."""
+    token_busy_ms: float | None
+    """Milliseconds for each token in which a kernel ran; null if the number of tokens is
+    unknown."""
     step_ms: float | None
     """Milliseconds from the start of a step to the start of the next one."""
     clock: Literal["stream", "profiler"] | None
@@ -55,7 +72,7 @@ class DecodeTime(Record):
     kernels: float | None
     """The number of kernels that ran, per step."""
     moe_layer_ms: float | None
-    """The time of both products of the experts of one layer, for one token."""
+    """The time of both products of the experts of one layer, in one step."""
     rows: list[RowTime]
     """The rows of the table that have any time."""
 
@@ -68,12 +85,25 @@ class _Kernels:
     seconds: float
 
 
-def measure(profile: KernelProfile, token_s: float | None = None) -> DecodeTime | None:
+@dataclass(frozen=True)
+class StreamTime:
+    """The time of a server's tokens without the profiler.
+
+    Attributes:
+        token_s: Seconds from one token to the next.
+        tokens_per_step: The mean number of tokens of a step; None: unknown.
+    """
+
+    token_s: float
+    tokens_per_step: float | None = None
+
+
+def measure(profile: KernelProfile, stream: StreamTime | None = None) -> DecodeTime | None:
     """Divide the time of decode steps into the rows of the table.
 
     Args:
         profile: The kernels of some decode steps of one request.
-        token_s: Seconds from one token to the next without the profiler; None: unknown.
+        stream: The time of a token without the profiler; None: unknown.
 
     Returns:
         The times; None for a CPU's profile, which has operators instead of kernels.
@@ -82,37 +112,26 @@ def measure(profile: KernelProfile, token_s: float | None = None) -> DecodeTime 
         return None
     steps = profile.steps
     host = profile.host
-    by_row = _by_row(profile)
+    tokens_per_step = _tokens_per_step(profile, stream)
+    tokens = None
+    if steps is not None and tokens_per_step is not None:
+        tokens = steps * tokens_per_step
     clock: Literal["stream", "profiler"] | None = None if host is None else "profiler"
     total_s = profile.seconds if host is None else host.wall_s
-    timed_s = None if host is None else _timed_s(token_s, steps, host)
+    timed_s = _timed_s(stream, tokens, host)
     if timed_s is not None:
         clock = "stream"
         total_s = timed_s
-    rows = []
-    for row in ROWS:
-        kernels = by_row.get(row)
-        if kernels is not None and total_s > 0:
-            rows.append(_row_time(row, kernels, total_s, steps))
     host_share = None
-    step_ms = None
     if host is not None and host.wall_s > 0:
-        idle_s = total_s - host.busy_s
-        host_share = round(idle_s / total_s, 4)
-        step_ms = _ms(steps, total_s)
-        rows.append(
-            RowTime(
-                row="host",
-                share=host_share,
-                average_us=None,
-                calls_per_token=None,
-                token_ms=_ms(steps, idle_s),
-            )
-        )
+        host_share = round((total_s - host.busy_s) / total_s, 4)
     return DecodeTime(
         of="kernels" if host is None else "step",
         steps=steps,
-        step_ms=step_ms,
+        tokens_per_step=tokens_per_step,
+        token_ms=None if stream is None else round(stream.token_s * 1e3, 4),
+        token_busy_ms=_ms(tokens, None if host is None else host.busy_s),
+        step_ms=None if host_share is None else _ms(steps, total_s),
         clock=clock,
         traced_step_ms=_ms(steps, None if host is None else host.wall_s),
         busy_ms=_ms(steps, None if host is None else host.busy_s),
@@ -121,19 +140,52 @@ def measure(profile: KernelProfile, token_s: float | None = None) -> DecodeTime 
         launches=_each(steps, None if host is None else host.launches),
         kernels=_each(steps, sum(kernel.calls for kernel in profile.kernels)),
         moe_layer_ms=_moe_layer_ms(profile),
-        rows=rows,
+        rows=_rows(profile, total_s, host_share, tokens),
     )
 
 
-def _timed_s(token_s: float | None, steps: int | None, host: HostTime) -> float | None:
-    """Return the seconds of all steps without the profiler; None if they are unknown.
+def _tokens_per_step(profile: KernelProfile, stream: StreamTime | None) -> float | None:
+    """Return the mean number of tokens that a step generates; None if it is unknown."""
+    if profile.step_tokens == 1:
+        return 1.0
+    if stream is not None and stream.tokens_per_step is not None:
+        return stream.tokens_per_step
+    return None
 
-    With speculative decoding, a step generates several tokens. The time per token is then shorter
-    than the kernels of a step, and says nothing about the time of a step.
-    """
-    if token_s is None or steps is None or token_s * steps < host.busy_s * (1 - _TOLERANCE):
+
+def _timed_s(
+    stream: StreamTime | None, tokens: float | None, host: HostTime | None
+) -> float | None:
+    """Return the seconds of all steps without the profiler; None if they are unknown."""
+    if stream is None or tokens is None or host is None:
         return None
-    return max(token_s * steps, host.busy_s)
+    seconds = stream.token_s * tokens
+    if seconds < host.busy_s * (1 - _TOLERANCE):
+        return None  # the timed steps were not those of the profile
+    return max(seconds, host.busy_s)
+
+
+def _rows(
+    profile: KernelProfile, total_s: float, host_share: float | None, tokens: float | None
+) -> list[RowTime]:
+    """Return the rows of the table that have any time."""
+    by_row = _by_row(profile)
+    rows = []
+    for row in ROWS:
+        kernels = by_row.get(row)
+        if kernels is not None and total_s > 0:
+            rows.append(_row_time(row, kernels, total_s, tokens))
+    if host_share is not None:
+        rows.append(
+            RowTime(
+                row="host",
+                share=host_share,
+                average_us=None,
+                calls_per_token=None,
+                token_ms=_ms(tokens, total_s * host_share),
+            )
+        )
+    return rows
 
 
 def _by_row(profile: KernelProfile) -> dict[Row, _Kernels]:
@@ -153,28 +205,28 @@ def _by_row(profile: KernelProfile) -> dict[Row, _Kernels]:
     return by_row
 
 
-def _row_time(row: Row, kernels: _Kernels, total_s: float, steps: int | None) -> RowTime:
+def _row_time(row: Row, kernels: _Kernels, total_s: float, tokens: float | None) -> RowTime:
     return RowTime(
         row=row,
         share=round(kernels.seconds / total_s, 4),
         average_us=round(kernels.seconds / kernels.calls * 1e6, 3),
-        calls_per_token=_each(steps, kernels.calls),
-        token_ms=_ms(steps, kernels.seconds),
+        calls_per_token=_each(tokens, kernels.calls),
+        token_ms=_ms(tokens, kernels.seconds),
     )
 
 
-def _each(steps: int | None, count: int | None) -> float | None:
-    """Return a count per step."""
-    if steps is None or count is None:
+def _each(number: float | None, count: int | None) -> float | None:
+    """Return a count for each of a number of steps or tokens."""
+    if number is None or count is None:
         return None
-    return round(count / steps, 2)
+    return round(count / number, 2)
 
 
-def _ms(steps: int | None, seconds: float | None) -> float | None:
-    """Return the milliseconds per step."""
-    if steps is None or seconds is None:
+def _ms(number: float | None, seconds: float | None) -> float | None:
+    """Return the milliseconds of each of a number of steps or tokens."""
+    if number is None or seconds is None:
         return None
-    return round(seconds / steps * 1e3, 4)
+    return round(seconds / number * 1e3, 4)
 
 
 def _overlap(profile: KernelProfile) -> float | None:
@@ -185,7 +237,7 @@ def _overlap(profile: KernelProfile) -> float | None:
 
 
 def _moe_layer_ms(profile: KernelProfile) -> float | None:
-    """Return the time of both products of a layer, for one token."""
+    """Return the time of both products of a layer, in one step."""
     products = profile.products
     if products is None:
         return None
@@ -218,38 +270,174 @@ def follows(time: DecodeTime) -> list[str]:
     return lines
 
 
-def faults(profile: KernelProfile, time: DecodeTime, *, backends: Sequence[str] = ()) -> list[str]:
-    """Return a line for each fault: kernels of another backend, and exceeded limits of the guide.
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a decode.
+
+    Attributes:
+        token_ms: The maximum time of a token; None: there is none.
+        token_source: The source of this limit, or the reason why there is none.
+        moe_ms: The maximum time of both products of the experts of one layer, for one token; None:
+            the model has no experts.
+    """
+
+    token_ms: float | None
+    token_source: str
+    moe_ms: float | None
+
+
+@dataclass
+class Judgement:
+    """The result of judging a decode.
+
+    Attributes:
+        faults: A line for each requirement that is not met.
+        not_run: A line for each requirement that could not be judged, with the reason.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
+
+
+def judge(
+    profile: KernelProfile, time: DecodeTime, limits: Limits, *, backends: Sequence[str] = ()
+) -> Judgement:
+    """Judge the backend of the experts, the times of a token and of the experts, and the host.
 
     Args:
         profile: The kernels.
         time: Their times.
+        limits: The limits.
         backends: The requested backends of the experts; empty: unknown.
     """
-    gates = decode_parts.load().gates
-    found = [] if not backends else _of_others(profile, backends)
-    if time.moe_layer_ms is not None and time.moe_layer_ms > gates.moe_ms:
-        found.append(
-            f"MoE GEMM at batch 1: expected at most {gates.moe_ms:g} ms a layer, got "
-            f"{time.moe_layer_ms:.3g} ms"
+    judgement = Judgement()
+    if backends:
+        _judge_backend(judgement, profile, backends)
+    unusable = ""
+    if time.steps is None:
+        unusable = (
+            f"a profile that marks decode steps, {profile.source} marks none. Give a trace of "
+            "vLLM's profiler, or name the server or the configuration"
         )
-    # A step in a trace includes the cost of the profiler: only its kernels are certain.
-    token_ms = time.busy_ms if time.clock == "profiler" else time.step_ms
-    if token_ms is not None and token_ms > gates.token_ms:
-        found.append(
-            f"decode: expected at most {gates.token_ms:g} ms a token, got {token_ms:.3g} ms"
+    elif profile.prefill_steps:
+        unusable = (
+            f"a profile of decode steps alone, {profile.source} has {profile.prefill_steps} with a "
+            "prefill. Start the profiler after the first token, and send no other request"
         )
-    return found
+    if unusable:
+        judgement.not_run.append(
+            f"limits of a token, the experts and the host: expected {unusable}"
+        )
+        return judgement
+    if limits.moe_ms is not None:
+        _judge_experts(judgement, profile, time, limits.moe_ms)
+    _judge_token(judgement, profile, time, limits)
+    _judge_host(judgement, time)
+    return judgement
 
 
-def _of_others(profile: KernelProfile, backends: Sequence[str]) -> list[str]:
-    """Return a line for each kind of MoE kernel that no requested backend runs."""
-    found: dict[str, str] = {}
+def _judge_backend(judgement: Judgement, profile: KernelProfile, backends: Sequence[str]) -> None:
+    """Judge whether the requested backends, and no others, run the experts."""
+    asked = " or ".join(backends)
+    others: dict[str, str] = {}
+    is_requested_there = False
     for kernel in profile.kernels:
         entry = entry_of(kernel.name)
         if entry is None or entry.part != "moe" or entry.backend is None:
             continue
-        if not any(entry.belongs_to(backend) for backend in backends):
-            found.setdefault(entry.id, kernel.name[:_LONGEST_NAME])
-    asked = " or ".join(backends)
-    return [f"MoE: expected kernels of {asked}, got {kind}: {name}" for kind, name in found.items()]
+        if any(entry.belongs_to(backend) for backend in backends):
+            is_requested_there = True
+        else:
+            others.setdefault(entry.id, kernel.name[:_LONGEST_NAME])
+    for kind, name in others.items():
+        judgement.faults.append(f"MoE: expected kernels of {asked}, got {kind}: {name}")
+    if is_requested_there or others:
+        return
+    text = f"MoE: expected kernels of {asked}, got none"
+    if profile.cut_names():
+        judgement.not_run.append(
+            f"{text}, but {len(profile.cut_names())} names of kernels are truncated. Give a trace, "
+            "or the CSV of nsys"
+        )
+    else:
+        longest = ", ".join(name[:_SHORT_NAME] for name in profile.names()[:_NAMED_KERNELS])
+        judgement.faults.append(f"{text}; the longest are {longest}")
+
+
+def _judge_experts(
+    judgement: Judgement, profile: KernelProfile, time: DecodeTime, limit: float
+) -> None:
+    """Judge the time of the experts' products."""
+    name = "MoE GEMM at batch 1"
+    took = time.moe_layer_ms
+    if took is None:
+        if any(decode_parts.is_product(kernel.name) for kernel in profile.kernels):
+            reason = "expected launches in pairs of FC1 and FC2, the trace has others"
+        else:
+            reason = "expected kernels of the experts' products, the trace has none"
+        judgement.not_run.append(f"{name}: {reason}. Profile whole decode steps of the model")
+        return
+    tokens = profile.step_tokens or 1
+    if took > limit * tokens:
+        judgement.faults.append(
+            f"{name}: expected at most {limit:g} ms a layer, got {took / tokens:.3g} ms"
+        )
+    elif took > limit:
+        judgement.not_run.append(
+            f"{name}: expected at most {limit:g} ms a layer, got {took:.3g} ms for the {tokens} "
+            "tokens of a step. Profile a server without speculative decoding"
+        )
+
+
+def _judge_token(
+    judgement: Judgement, profile: KernelProfile, time: DecodeTime, limits: Limits
+) -> None:
+    """Judge the time of a token: without the profiler, or that of its kernels in a file."""
+    limit = limits.token_ms
+    if limit is None:
+        judgement.not_run.append(f"decode: {limits.token_source}")
+        return
+    expected = f"decode: expected at most {limit:g} ms a token ({limits.token_source})"
+    if time.token_ms is not None:
+        if time.token_ms > limit:
+            judgement.faults.append(f"{expected}, got {time.token_ms:.3g} ms")
+        return
+    # A step in a trace includes the cost of the profiler: only its kernels are certain.
+    busy_ms = time.busy_ms or 0.0
+    least = time.token_busy_ms or busy_ms / (profile.step_tokens or 1)
+    if least > limit and (time.token_busy_ms is not None or profile.step_tokens is not None):
+        judgement.faults.append(f"{expected}, its kernels took {least:.3g} ms")
+    elif profile.decoding:
+        judgement.not_run.append(
+            f"{expected}, but the server does not count the tokens of its stream "
+            "(continuous_usage_stats), so that no token was timed"
+        )
+    elif time.token_busy_ms is None and busy_ms > limit:
+        judgement.not_run.append(
+            f"{expected}, the kernels of a step took {busy_ms:.3g} ms, and the trace does not show "
+            "how many tokens a step generates. Name the server or the configuration"
+        )
+
+
+def _judge_host(judgement: Judgement, time: DecodeTime) -> None:
+    """Judge the share of a step in which no kernel ran."""
+    gates = decode_parts.load().gates
+    share = time.host_share
+    if share is None or time.step_ms is None:
+        judgement.not_run.append("host: the trace has no times of its kernels")
+        return
+    if share <= gates.host_share or share * time.step_ms < gates.host_ms:
+        return
+    expected = f"host: expected at most {gates.host_share:.0%} of a step, got"
+    if time.clock == "stream":
+        judgement.faults.append(f"{expected} {share:.1%} ({share * time.step_ms:.3g} ms)")
+    elif time.token_ms is None:
+        judgement.not_run.append(
+            f"{expected} {share:.1%} with the cost of the profiler. Name the server or the "
+            "configuration: both are also timed without the profiler"
+        )
+    else:
+        judgement.not_run.append(
+            f"{expected} {share:.1%} with the cost of the profiler; without it, the time of a step "
+            "is unknown, because the server's /metrics do not show how many tokens a step generates"
+        )

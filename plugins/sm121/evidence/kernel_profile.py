@@ -66,6 +66,11 @@ class KernelProfile(Record):
     """The trace from which the profile was read."""
     steps: int | None
     """The number of decode steps; null if the trace does not mark steps."""
+    step_tokens: int | None = None
+    """The most tokens that a decode step computes for one request: 1 without speculative decoding,
+    otherwise the model's own token and the drafts. Null if the trace does not show it."""
+    prefill_steps: int = 0
+    """The number of steps that compute a part of a prompt, as far as the trace marks them."""
     host: HostTime | None = None
     """Null if the file has no times of single launches, and without a GPU."""
     products: ExpertProducts | None = None

@@ -34,8 +34,11 @@ _LONGEST_EVENT = 1 << 22
 #: The maximum number of operators in a trace without a GPU. More would need too much memory next to
 #: a server.
 _MOST_OPERATORS = 5_000_000
-#: The annotation of a step, with the number of requests that decode.
-_STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
+#: The annotation of a step, with the number of requests that decode and of the tokens that the step
+#: computes for them (``compute_iteration_details`` of vLLM 0.32).
+_STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)(\((sq)?(?P<tokens>\d+))?")
+#: The same annotation, of a step that computes a part of a prompt.
+_PREFILL = re.compile(r"^execute_\S*context_[1-9]")
 #: The CUDA functions that launch a kernel or a graph of kernels.
 _LAUNCH = re.compile(r"^cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[|^\s*\[')
@@ -63,8 +66,13 @@ def read_trace(path: Path) -> KernelProfile:
         raise UsageError(f"{expected}: {error}") from error
     if trace.kernels:
         profile = build_profile("gpu", path, trace.steps or None, trace.kernels.values())
-        times = {"host": trace.host_time(), "products": trace.expert_products()}
-        return profile.model_copy(update=times)
+        more = {
+            "step_tokens": trace.step_tokens or None,
+            "prefill_steps": trace.prefill_steps,
+            "host": trace.host_time(),
+            "products": trace.expert_products(),
+        }
+        return profile.model_copy(update=more)
     if trace.operator_count > _MOST_OPERATORS:
         raise UsageError(
             f"{path}: expected at most {_MOST_OPERATORS} operators, got {trace.operator_count}; "
@@ -121,6 +129,10 @@ class _Trace:
         self.operators: dict[_Thread, list[_Operator]] = {}
         self.operator_count = 0
         self.steps = 0
+        #: The number of steps that compute a part of a prompt.
+        self.prefill_steps = 0
+        #: The most tokens that a step computes for one request; 0: unknown.
+        self.step_tokens = 0
         #: The times of kernels, as far as they are known.
         self.times = _Times()
         #: The times of the experts' matrix products.
@@ -212,9 +224,13 @@ class _Trace:
         self.operators.setdefault(thread, []).append(operator)
 
     def _add_annotation(self, name: str) -> None:
+        self.prefill_steps += _PREFILL.match(name) is not None
         match = _STEP.match(name)
-        if match is not None and int(match["requests"]) > 0:
-            self.steps += 1
+        if match is None or int(match["requests"]) == 0:
+            return
+        self.steps += 1
+        tokens = math.ceil(int(match["tokens"] or 0) / int(match["requests"]))
+        self.step_tokens = max(self.step_tokens, tokens)
 
 
 def _own_times(trace: _Trace) -> list[Launches]:

@@ -21,6 +21,9 @@ import httpx
 from sm121.client.completions import Refused, stream
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
+from sm121.evidence.decode_time import StreamTime
+from sm121.measure import counters
+from sm121.measure.counters import Counters
 
 #: The names of the trace files that the torch profiler writes.
 _TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
@@ -46,12 +49,11 @@ class DecodeTrace:
 
     Attributes:
         path: The trace.
-        token_s: Seconds from one token to the next, before the profiler was started; None: not
-            measured.
+        stream: The time of a token before the profiler was started; None: not measured.
     """
 
     path: Path
-    token_s: float | None = None
+    stream: StreamTime | None = None
 
 
 def profile_decode(
@@ -82,7 +84,7 @@ def profile_decode(
         NotRun: The server ended the answer too early, or wrote no trace.
     """
     before = _written(traces)
-    token_s = _decode(endpoint, steps, prompt, longest, timed)
+    stream_time = _decode(endpoint, steps, prompt, longest, timed)
     deadline = time.monotonic() + _WRITTEN_WITHIN_S
     last_size = 0
     while time.monotonic() < deadline:
@@ -91,7 +93,7 @@ def profile_decode(
             first = min(new, key=lambda path: path.name)
             size = first.stat().st_size
             if size == last_size and size > 0:
-                return DecodeTrace(first, token_s)
+                return DecodeTrace(first, stream_time)
             last_size = size
         time.sleep(_LOOK_EVERY_S)
     raise NotRun(f"the engine wrote no trace into {traces} within {_WRITTEN_WITHIN_S:.0f} s")
@@ -99,7 +101,7 @@ def profile_decode(
 
 def _decode(
     endpoint: Endpoint, steps: int, prompt: str | list[int], longest: int, timed: int
-) -> float | None:
+) -> StreamTime | None:
     """Generate tokens, and profile `steps` of them once /start_profile has answered.
 
     The tokens are read while /start_profile runs: it may be slow, and many may arrive before its
@@ -112,7 +114,9 @@ def _decode(
         "temperature": 0.0,
         "ignore_eos": True,
     }
+    before = None
     if timed:
+        before = counters.fetch_quiet(endpoint)
         request["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     with (
         endpoint.http(timeout_s=_REQUEST_TIMEOUT_S) as control,
@@ -127,6 +131,10 @@ def _decode(
                 f"no decode to profile: /v1/completions answers {refusal.status}"
             ) from refusal
         token_s = _time_of_a_token(tokens, timed) if timed else None
+        stream_time = None
+        if token_s is not None:
+            per_step = _tokens_per_step(before, counters.fetch(endpoint))
+            stream_time = StreamTime(token_s, per_step)
         started = beside.submit(_post, control, "/start_profile")
         while not started.done() and next(tokens, None):
             pass
@@ -140,7 +148,7 @@ def _decode(
             f"only {profiled} of {steps} decode steps were profiled before the end of the answer "
             f"(at most {longest} tokens); other processes may keep the machine busy"
         )
-    return token_s
+    return stream_time
 
 
 def _time_of_a_token(tokens: Iterator[Mapping[str, Any]], timed: int) -> float | None:
@@ -160,6 +168,22 @@ def _time_of_a_token(tokens: Iterator[Mapping[str, Any]], timed: int) -> float |
         elif count >= first_count + timed:
             return (now - first_at) / (count - first_count)
     return None
+
+
+def _tokens_per_step(before: Counters | None, now: Counters | None) -> float | None:
+    """Return the mean number of tokens of a decode step; None if the counters do not show it.
+
+    A step generates a token of the model's own, and the accepted drafts. The first token of an
+    answer is of its prefill.
+    """
+    if before is None or now is None:
+        return None
+    changes = now.since(before)
+    generated = changes.get("generated", 0.0) - 1.0
+    steps = generated - changes.get("accepted_tokens", 0.0)
+    if steps <= 0:
+        return None
+    return generated / steps
 
 
 def _post(http: httpx.Client, path: str) -> None:

@@ -13,12 +13,13 @@ from sm121.core import profile as profiles
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
+from sm121.core.profile_fields import Gate
 from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import attached, given_key, request_rules
 from sm121.evidence import decode_parts, decode_time, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
-from sm121.evidence.decode_time import DecodeTime
+from sm121.evidence.decode_time import DecodeTime, Limits, StreamTime
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import (
@@ -101,6 +102,7 @@ class Subject:
         prompt: Tokens of the prompt; None: not known.
         backends: The requested backends of the experts; empty: not known.
         layout: The KV layout that the log shows; None: not known.
+        limits: The limits of a token and of the experts.
         bound_ms: The shortest time of a token that the memory allows; None: not known.
         moe_bound_ms: The same, for the experts of one layer.
         bound_formats: The formats of the bound if the subject's own are not known; else empty.
@@ -110,6 +112,7 @@ class Subject:
 
     name: str
     prompt: int | None
+    limits: Limits
     backends: Sequence[str] = ()
     layout: str | None = None
     bound_ms: float | None = None
@@ -128,6 +131,7 @@ class DecodeResult:
         profile: The kernels.
         time: Their times by part; None on a CPU.
         faults: The unmet requirements.
+        not_run: The requirements that could not be judged, with the reasons.
         follows: The conclusions, by the decision table of the guide.
     """
 
@@ -135,7 +139,15 @@ class DecodeResult:
     profile: KernelProfile
     time: DecodeTime | None
     faults: list[str]
+    not_run: list[str]
     follows: list[str]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the requirements."""
+        if self.faults:
+            return Verdict.FAIL
+        return Verdict.NOT_RUN if self.not_run else Verdict.PASS
 
     def text(self) -> str:
         """Return the result as Markdown."""
@@ -145,9 +157,9 @@ class DecodeResult:
             profile=self.profile,
             time=self.time,
             faults=self.faults,
+            not_run=self.not_run,
             follows=self.follows,
             titles=TITLES,
-            gates=decode_parts.load().gates,
             operators=kernel_profile.table(self.profile),
         )
 
@@ -157,6 +169,7 @@ class DecodeResult:
             "subject": dataclasses.asdict(self.subject),
             "decode": None if self.time is None else self.time.model_dump(mode="json"),
             "faults": self.faults,
+            "not_run": self.not_run,
             "follows": self.follows,
             "kernels": self.profile.model_dump(mode="json"),
         }
@@ -172,29 +185,101 @@ def run(request: DecodeRequest) -> DecodeResult:
         UsageError: The target is not known, or an argument is wrong.
         NotRun: The server has no profiler, or wrote no trace. The message says what to do.
     """
-    token_s: float | None = None
+    stream: StreamTime | None = None
     if request.target.startswith(("http://", "https://")):
-        subject, profile, token_s = _of_running(request)
+        subject, profile, stream = _of_running(request)
     elif Path(request.target).is_file():
-        subject = Subject(request.target, None, request.backends)
-        _add_least_bound(subject, request)
-        profile = profile_files.read_profile(Path(request.target))
+        subject, profile = _of_file(request)
     else:
-        subject, profile, token_s = _of_start(request)
-    time = decode_time.measure(profile, token_s)
+        subject, profile, stream = _of_start(request)
+    time = decode_time.measure(profile, stream)
     faults = list(subject.faults)
-    follows: list[str] = []
-    if time is not None:
-        faults += decode_time.faults(profile, time, backends=subject.backends)
+    if time is None:
+        not_run = ["kernels: expected a trace of a GPU, a CPU has operators. No limit is judged"]
+        follows: list[str] = []
+    else:
+        judgement = decode_time.judge(profile, time, subject.limits, backends=subject.backends)
+        faults += judgement.faults
+        not_run = judgement.not_run
         follows = decode_time.follows(time)
-    result = DecodeResult(subject, profile, time, faults, follows)
+    result = DecodeResult(subject, profile, time, faults, not_run, follows)
     request.output.mkdir(parents=True, exist_ok=True)
     write_text(result.text(), request.output / "decode.md")
     write_text(json.dumps(result.record(), indent=2) + "\n", request.output / "decode.json")
     return result
 
 
-def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, float | None]:
+def _of_file(request: DecodeRequest) -> tuple[Subject, KernelProfile]:
+    """Read a file of a profiler."""
+    profile = profile_files.read_profile(Path(request.target))
+    return _of_unknown_configuration(request.target, None, request), profile
+
+
+def _of_unknown_configuration(name: str, prompt: int | None, request: DecodeRequest) -> Subject:
+    """Return a subject with the limits and the bound of the profile's model."""
+    chosen = profiles.load(
+        request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
+    )
+    subject = Subject(name, prompt, limits_of(chosen, prompt), request.backends)
+    _add_least_bound(subject, chosen)
+    return subject
+
+
+def limits_of(profile: Profile, prompt: int | None) -> Limits:
+    """Return the limits of a decode behind a prompt: the gates of a profile, else the guide's.
+
+    The gate ``tpot_p50`` and the guide's limit are for the profile's own prompt. Behind a longer
+    prompt, the gate on the rate at the next depth applies.
+
+    Args:
+        profile: The profile. If it is resolved for a configuration (`Profile.judging`), the
+            configuration's gates apply.
+        prompt: Tokens of the prompt; None: unknown.
+    """
+    guide = decode_parts.load().gates
+    sizes = profile.performance
+    of = f"profile {profile.name}"
+    if profile.question is not None:
+        of = f"configuration {profile.question}"
+    token_ms: float | None = guide.token_ms
+    source = "guide"
+    if prompt is None or prompt <= sizes.prompt_tokens:
+        gate = profile.gate("tpot_p50")
+        if gate is not None and gate.at_most is not None:
+            token_ms = gate.at_most
+            source = f"gate tpot_p50 of {of}"
+    else:
+        rate = _gate_at_depth(profile, prompt - sizes.prompt_tokens)
+        if rate is not None and rate.minimum is not None:
+            token_ms = round(1e3 / rate.minimum, 1)
+            source = f"gate {rate.metric} of {of}, as a time"
+        elif any(gate.metric.startswith("tg") for gate in sizes.gates):
+            token_ms = None
+            source = (
+                f"expected a gate on a rate behind a prompt of {prompt} tokens, {of} has none. "
+                "Give a shorter --prompt"
+            )
+    moe_ms: float | None = guide.moe_ms
+    of_experts = profile.gate("moe_decode_us")
+    if "moe" in profile.path_of(profile.under_test).not_shown:
+        moe_ms = None
+    elif of_experts is not None and of_experts.at_most is not None:
+        moe_ms = of_experts.at_most / 1e3
+    return Limits(token_ms, source, moe_ms)
+
+
+def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
+    """Return the gate on the rate of the shortest answer at a depth or the next deeper one."""
+    lengths = sorted(profile.performance.generated_tokens)
+    for deep in sorted(profile.performance.depths):
+        for length in lengths:
+            gate = profile.gate(f"tg{length}@d{deep}")
+            if deep >= depth and gate is not None:
+                return gate
+    return None
+
+
+def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTime | None]:
     """Profile a server that somebody else has started."""
     if request.arguments or request.environment:
         raise UsageError("--engine-arg, --engine-env: expected no URL with them")
@@ -216,16 +301,15 @@ def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, float |
         )
     if not request.traces.is_dir():
         raise UsageError(f"--traces {request.traces}: expected a folder on this machine")
-    subject = Subject(server.endpoint.base_url, request.prompt, request.backends)
-    _add_least_bound(subject, request)
+    subject = _of_unknown_configuration(server.endpoint.base_url, request.prompt, request)
     try:
-        profile, token_s = _take(server.endpoint, request.traces, request)
+        profile, stream = _take(server.endpoint, request.traces, request)
     except NoProfiler as error:
         raise NotRun(f"the server has no route of the profiler; {_START_WITH}") from error
-    return subject, profile, token_s
+    return subject, profile, stream
 
 
-def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, float | None]:
+def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTime | None]:
     """Start a configuration, profile it, and stop it."""
     name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
     chosen = profiles.load(name)
@@ -253,16 +337,18 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, float | N
         configuration = server.configuration
         if configuration is None or configuration.traces is None:
             raise NotRun(f"{server.engine} takes no --profiler-config: vLLM 0.13 or later does")
-        profile, token_s = _take(server.endpoint, Path(configuration.traces), request)
+        profile, stream = _take(server.endpoint, Path(configuration.traces), request)
         path = session.run.paths.of(server)
-    required = chosen.path_of(request.target)
-    subject = Subject(request.target, request.prompt, request.backends or required.moe or ())
+        judged = session.run.profile
+    backends = request.backends or judged.path_of(request.target).moe or ()
+    limits = limits_of(judged, request.prompt)
+    subject = Subject(request.target, request.prompt, limits, backends)
     subject.layout = path.kv_layout
     if request.layout is not None and not is_layout(request.layout, path.kv_layout, server.engine):
         shown = path.kv_layout or "none"
         subject.faults.append(f"KV layout: expected {request.layout}, the log shows {shown}")
-    _add_bound(subject, chosen, request, server, path)
-    return subject, profile, token_s
+    _add_bound(subject, judged, request, server, path)
+    return subject, profile, stream
 
 
 def is_layout(requested: str, shown: str | None, engine: str) -> bool:
@@ -303,14 +389,12 @@ def _add_bound(
     _set_bound(subject, read, healthy.high, config)
 
 
-def _add_least_bound(subject: Subject, request: DecodeRequest) -> None:
+def _add_least_bound(subject: Subject, chosen: Profile) -> None:
     """Add the bound of the profile's model: as it is stored, or with all weights in MXFP4.
 
     The formats of a running server are only in its log, and a file contains no formats. Without the
     bytes of the weights in the profile, no server of the model reads less than MXFP4.
     """
-    name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
-    chosen = profiles.load(name)
     config = roofline.read_config(chosen.model.id)
     healthy = None if chosen.box is None else chosen.box.healthy_gb_s
     if config is None or healthy is None:
@@ -344,7 +428,7 @@ def _set_bound(
 
 def _take(
     endpoint: Endpoint, traces: Path, request: DecodeRequest
-) -> tuple[KernelProfile, float | None]:
+) -> tuple[KernelProfile, StreamTime | None]:
     """Time a token, then profile decode steps; both after a prompt of an exact length."""
     with endpoint.http() as http:
         listed = models.listed(http, f"{endpoint.base_url}: expected a list of models")
@@ -368,4 +452,4 @@ def _take(
         timed=request.tokens,
     )
     profile = profile_files.read_profile(trace.path)
-    return profile.model_copy(update={"decoding": True}), trace.token_s
+    return profile.model_copy(update={"decoding": True}), trace.stream
