@@ -69,6 +69,22 @@ def _add_profile(commands: Commands) -> None:
         "--traces", type=Path, metavar="DIR",
         help="with a URL: the server's torch_profiler_dir, on this machine",
     )  # fmt: skip
+    _add_engine_of_a_configuration(parser)
+    parser.add_argument(
+        "--output", type=Path, default=Path("decode-profile"), metavar="DIR",
+        help="folder for decode.md and decode.json (default: decode-profile)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print decode.json")
+
+
+def _add_engine_of_a_configuration(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine-python", metavar="PYTHON",
+        help=(
+            "with a configuration: Python interpreter of the engine's environment (default: the "
+            "one that runs the suite)"
+        ),
+    )  # fmt: skip
     parser.add_argument(
         "--engine-arg", action="append", default=[], metavar="ARG",
         help="with a configuration: argument to pass to the engine; repeatable",
@@ -77,11 +93,6 @@ def _add_profile(commands: Commands) -> None:
         "--engine-env", action="append", default=[], metavar="KEY=VALUE",
         help="with a configuration: environment variable for the engine; repeatable",
     )  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path, default=Path("decode-profile"), metavar="DIR",
-        help="folder for decode.md and decode.json (default: decode-profile)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print decode.json")
 
 
 def _profile(options: argparse.Namespace) -> int:
@@ -98,6 +109,7 @@ def _profile(options: argparse.Namespace) -> int:
         profile=options.profile,
         backends=tuple(options.backend),
         traces=options.traces,
+        engine_python=options.engine_python,
         arguments=tuple(options.engine_arg),
         environment=_variables(options),
         output=options.output,

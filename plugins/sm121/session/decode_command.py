@@ -30,6 +30,7 @@ from sm121.evidence.profiler import (
 )
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
+from sm121.session import given_engine
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_kernels import GivenKernels
 from sm121.session.given_target import GivenTarget
@@ -76,7 +77,8 @@ class DecodeRequest:
         profile: Name or path of the profile that has the configuration.
         backends: The experts' backends that were requested; empty: those of the configuration.
         traces: The folder into which a running server writes its traces.
-        arguments: More arguments of the engine that is started.
+        engine_python: The Python interpreter of the engine that is started; None: this one.
+        arguments: More arguments of this engine.
         environment: More variables of it.
         output: The folder of the report.
     """
@@ -88,6 +90,7 @@ class DecodeRequest:
     profile: str | None
     backends: tuple[str, ...]
     traces: Path | None
+    engine_python: str | None
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     output: Path
@@ -211,6 +214,9 @@ def run(request: DecodeRequest) -> DecodeResult:
 
 def _of_file(request: DecodeRequest) -> tuple[Subject, KernelProfile]:
     """Read a file of a profiler."""
+    _refuse_options_of_a_start(request, "a file")
+    if request.traces is not None:
+        raise UsageError("--traces: expected the URL of a server with it, got a file")
     profile = profile_files.read_profile(Path(request.target))
     return _of_unknown_configuration(request.target, None, request), profile
 
@@ -281,13 +287,7 @@ def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
 
 def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTime | None]:
     """Profile a server that somebody else has started."""
-    if request.arguments or request.environment:
-        raise UsageError("--engine-arg, --engine-env: expected no URL with them")
-    if request.layout is not None:
-        raise UsageError(
-            f"--layout {request.layout}: the layout of a running server is in its log: sm121 path "
-            "LOG; expected a configuration with it"
-        )
+    _refuse_options_of_a_start(request, "a URL")
     server = attached.attach(
         request.target,
         api_key=given_key.api_key(lambda _option: None),
@@ -309,6 +309,24 @@ def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamT
     return subject, profile, stream
 
 
+def _refuse_options_of_a_start(request: DecodeRequest, what: str) -> None:
+    """Raise UsageError for an option that only the start of a configuration uses."""
+    given = []
+    if request.arguments:
+        given.append("--engine-arg")
+    if request.environment:
+        given.append("--engine-env")
+    if request.engine_python is not None:
+        given.append("--engine-python")
+    if request.layout is not None:
+        given.append("--layout")
+    if given:
+        where = "; sm121 path LOG shows the layout" if request.layout is not None else ""
+        raise UsageError(
+            f"{', '.join(given)}: expected a configuration, which is started, got {what}{where}"
+        )
+
+
 def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTime | None]:
     """Start a configuration, profile it, and stop it."""
     name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
@@ -319,6 +337,8 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
             f"{request.target}: expected the URL of a server, a file of a profiler, or a "
             f"configuration of {chosen.name}: {known}"
         )
+    if request.traces is not None:
+        raise UsageError("--traces: expected the URL of a server with it, got a configuration")
     variables = dict(request.environment)
     if request.layout is not None:
         variables[_LAYOUT] = request.layout
@@ -326,6 +346,9 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         target=GivenTarget(profile=chosen, configuration=request.target),
         engine=GivenEngine(
             name=chosen.engine.name,
+            python=given_engine.program(
+                {"--engine-python": request.engine_python}.get, chosen.engine.name, None
+            ),
             arguments=request.arguments,
             environment=tuple(sorted(variables.items())),
         ),
