@@ -26,7 +26,7 @@ from sm121.evidence.kernel_path import RequestReport
 from sm121.run import details
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric
-from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.run.verdict_file import ShardReport, TestReport, VerdictFile
 from sm121.session import against, trusted_runs
 
 
@@ -166,6 +166,25 @@ def test_unselected_tests_are_not_missing(trusted):
     run, facts = held(run, trusted, left_out={name for name, *_ in TESTS})
     assert facts == [] and run.against.not_asked == ["correctness"]
     assert "(correctness not compared)" in run.why()
+
+
+def test_a_run_that_has_nothing_in_common_with_the_trusted_run_is_inconclusive(trusted):
+    """Nothing was compared. Another shard of the same run may compare."""
+    tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
+    trusted = replace(trusted, runs=(replace(trusted.newest, metrics={}),))
+    left_out = {name for name, *_ in TESTS}
+    run, (fact,) = held(a_run().model_copy(update={"tests": tests}), trusted, 0.0, 1, left_out)
+    assert run.verdict is Verdict.INCONCLUSIVE and not run.against.no_worse
+    assert "got none of 1" in fact.message
+    shard = ShardReport(index=1, of=2, tests=[])
+    run, facts = held(a_run(shard=shard), trusted, 0.0, 1, left_out)
+    assert not facts
+
+
+def test_rates_of_which_the_trusted_run_has_none_are_named(trusted):
+    newest = replace(trusted.newest, metrics={})
+    run, facts = held(a_run(*TESTS), replace(trusted, runs=(newest,)))
+    assert facts == [] and "(rates not judged: the run of 2026-11-23" in run.why()
 
 
 def test_a_requested_change_of_the_path_is_only_reported(trusted):

@@ -272,8 +272,8 @@ class AgainstReport(Record):
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
     rates_not_judged: str | None = None
-    """Why no rate and no time was compared (the machine of the trusted run was DEGRADED); null if
-    they were compared."""
+    """Why no rate and no time was compared (the machine of the trusted run was DEGRADED, or the
+    trusted run measured nothing); null if they were compared."""
     trade: str = ""
     """How much faster this run is, and the cost of its rounding; empty unless both are measured."""
     measured: dict[str, MetricReport] = Field(default_factory=dict)

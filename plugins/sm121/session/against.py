@@ -98,6 +98,8 @@ def compare_with_trusted(
     unasked = judging.compare_tests(asked_for)
     levels = {test.level for test in run.tests}
     report.not_asked = sorted({test.level for test in unasked} - levels)
+    if run.shard is None:  # another shard may have what the trusted run has
+        judging.require_anything_in_common()
     judging.compare_paths()
     judging.compare_metrics(_lost(before, unasked))
     if before.fingerprint is not None and run.fingerprint is not None:
@@ -105,7 +107,7 @@ def compare_with_trusted(
     has_price = any(is_price(name) for name in metrics)
     if has_price and not any(is_price(name) for name in trusted.newest.metrics):
         report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
-    _note_rates(report, trusted)
+    _note_rates(report, trusted, metrics)
     report.measured = _measured(run, trusted)
     report.trade = trade(_values(report.measured), _values(run.metrics))
     report.no_worse = not comparison.worse and not report.new and not report.changed
@@ -182,6 +184,16 @@ class _Judge:
                 text = f"a failure that is excused as {known}, which {report.run} did not show"
                 self._add(test.id, Fact(f"{test.id} to pass, as in {report.run}", text))
         return unasked
+
+    def require_anything_in_common(self) -> None:
+        """Add a decision if no test and no metric of the trusted run is in this run."""
+        ran = {test.id for test in self._run.tests if test.executed}
+        before = {test.id for test in self._before.tests if test.executed}
+        if ran.isdisjoint(before) and self._metrics.keys().isdisjoint(self._trusted.metrics):
+            required = f"a check that ran in {self._report.run} too"
+            note = "Trust a run with the same checks, or select checks of that run"
+            fact = Fact(required, f"none of {len(ran)}", evidence=note)
+            self._add("nothing was compared", fact, Verdict.INCONCLUSIVE)
 
     def compare_paths(self) -> None:
         """Record the differences of the kernel path. Unrequested differences count as worse."""
@@ -266,9 +278,13 @@ class _Judge:
                 yield _MetricVerdict(name, Verdict.FAIL, str(missing))
 
 
-def _note_rates(report: AgainstReport, trusted: Trusted) -> None:
+def _note_rates(
+    report: AgainstReport, trusted: Trusted, metrics: Mapping[str, StoredMetric]
+) -> None:
     """Record which trusted run the rates are compared with, if it is not the newest one."""
     if trusted.newest.rates_unfit is None:
+        if metrics and not trusted.metrics:
+            report.rates_not_judged = f"{trusted.name} measured nothing"
         return
     why = f"the box of {trusted.name} was DEGRADED"
     if trusted.rated is None:
