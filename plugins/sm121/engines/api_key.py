@@ -12,7 +12,7 @@ _KEY = re.compile(r"[\w-]{32}")
 
 
 def kept(folder: Path) -> str:
-    """Return a random API key that stays the same as long as an engine's cache exists.
+    """Return a random API key, which is stored in an engine's cache and reused while that exists.
 
     vLLM 0.24 includes VLLM_API_KEY in the key of its torch.compile cache
     (``envs.compile_factors``), so it would compile everything again for a new API key. vLLM 0.32
@@ -38,7 +38,7 @@ def kept(folder: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file whole or not at all; if several processes write, the first one's file stays."""
+    """Write a file atomically. If several processes write it, the first one's file stays."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=_NAME)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as opened:

@@ -12,8 +12,8 @@ from sm121.engines.signs import CLOCK_SLACK_S
 from sm121.evidence import metrics
 
 _ANSWER_WITHIN_S = 10.0
-#: The number of requests to each page. If each request reaches one of two processes at random, all
-#: of them reach the same process in 1 of 128 cases.
+#: The number of requests to each path. Behind a load balancer that picks one of two processes at
+#: random, all eight requests reach the same process in 1 of 128 cases.
 _REQUESTS = 8
 
 
@@ -30,10 +30,10 @@ def attach(
 
     Args:
         base_url: The address of the server.
-        api_key: The key that the server requires; None for none.
-        served_name: The model that it must serve. None: the model `default_name`, or the only model
-            that the server has, with any name.
-        default_name: The model that is expected if several are served.
+        api_key: The key that the server requires; None if it requires none.
+        served_name: The model that the server must serve. If None, the suite takes the model
+            `default_name`, or else the only model that the server has.
+        default_name: The model that the suite takes if the server has several.
         log: The log of the server, if the user gave one.
         naming: The option that names the model, for the error message.
 
@@ -45,7 +45,7 @@ def attach(
     expected = f"--base-url {address}: expected an OpenAI-compatible server"
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
         listed = models.listed(http, expected)
-        version = json_of(http, "/version").get("version")  # only vLLM has this page
+        version = json_of(http, "/version").get("version")  # only vLLM has this path
     roots = {str(model["id"]): model.get("root") for model in listed["data"]}
     if served_name is None and len(roots) == 1:
         endpoint = replace(endpoint, served_name=next(iter(roots)))
@@ -90,14 +90,14 @@ def several_processes(base_url: str, api_key: str | None) -> str | None:
 
     Args:
         base_url: The address of the server.
-        api_key: The key that the server requires; None for none.
+        api_key: The key that the server requires; None if it requires none.
 
     Returns:
         The error with its evidence; None if only one process is known.
     """
     endpoint = Endpoint(root_of(base_url, "--base-url"), api_key or NO_KEY, "")
-    # All requests for one page come first: if two replicas take turns, alternating requests would
-    # get each page from one replica alone.
+    # Send all requests for one path before those for the next path. If two replicas take turns,
+    # alternating the paths would get each path from one replica only.
     starts = []
     for _ in range(_REQUESTS):
         start = metrics.total(endpoint.page("/metrics") or "", "process_start_time_seconds")

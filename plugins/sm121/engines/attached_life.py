@@ -1,4 +1,4 @@
-"""Whether an attached server is still the process to which the suite attached."""
+"""Detect that an attached server has ended, or that another process answers in its place."""
 
 import time
 from dataclasses import replace
@@ -15,16 +15,16 @@ from sm121.engines.sign_reader import SignReader
 from sm121.engines.signs import CLOCK_SLACK_S, CREATED_OF_ANSWERS, Signs, Word
 from sm121.evidence.failure import Cause
 
-#: Seconds between the first two readings of a server's signs. vLLM and others report the moment of
-#: each request as the ``created`` of a model; after this time, that value has changed.
+#: Seconds between the first two readings of a server's identifying values (`Signs`). vLLM and
+#: others report the time of the request as the ``created`` of a model. That value changes within
+#: this time, which shows that it does not identify the process.
 _TWO_REQUESTS_S = 1.2
 #: Seconds for which requests to a silent server are repeated before it counts as gone.
 _GONE_AFTER_S = 5.0
-#: If a log is proven to be the server's, it gets a line about a request within this time, in
-#: seconds.
+#: If a log is the server's, a line about a request must appear in it within this many seconds.
 _LOGGED_WITHIN_S = 5.0
-#: Values that every restart changes. A ``created`` that is the same in all answers is the start of
-#: the server.
+#: Values that every restart changes. If ``created`` is the same in all answers, it is the time at
+#: which the server started.
 _BOUND = {
     Word("random_seed", "/server_info"),
     Word("random_seed", "/get_server_info"),
@@ -37,16 +37,17 @@ class AttachedLife:
     """The life of a server that somebody else has started: `sm121.engines.life.Life`.
 
     The server has died if it no longer answers, or if another process answers in its place; from
-    then on, this object watches the other process. Two processes differ in their pids, start times
-    and counters (``/metrics``). If neither pids nor start times are visible, all `Signs` of the
-    server are compared, and its log must get a line for each request.
+    then on, this object watches that other process. Another process is detected by another pid,
+    another start time, or smaller counters in ``/metrics``. If neither pids nor start times are
+    visible, this object compares all `Signs` of the server, and also expects a line in the server's
+    log for each request.
 
     Args:
         server: The attached server.
     """
 
     def __init__(self, server: Server) -> None:
-        #: The death was reported.
+        #: Whether the death was reported.
         self.accounted = False
         self.processes = AttachedProcesses(server.endpoint.base_url)
         self._endpoint = server.endpoint
@@ -76,7 +77,7 @@ class AttachedLife:
     def _may_be_a_proxy(self, signs: Signs) -> bool:
         """Return whether the listener may be another process than the server.
 
-        The listener is the server if it started at the time that /metrics shows.
+        The listener is the server itself if its start time is the one in /metrics.
         """
         starts = [process.create_time() for process in self.processes.find()]
         if not starts:
@@ -171,13 +172,13 @@ class AttachedLife:
         )
 
     def _change(self, was_silent: bool) -> str | None:
-        """Return the first proof that another process answers, and store the current signs."""
+        """Return the first proof that another process answers, and store the current `Signs`."""
         before = self._last
         size = self._log_size()
         now = self._reader.read() if self._is_bound else self._reader.read_all()
         sign = next(before.changes(now), None)
         if sign is None and not self._is_bound and size is not None:
-            # A log that is moved away is copied from its new place.
+            # Rotation of the log does no harm: lines are also copied from the renamed file.
             follows = until(lambda: self._log_size() != size, _LOGGED_WITHIN_S, every_s=0.05)
             if not follows:
                 sign = f"its log {self._log} no longer shows its answers"

@@ -1,9 +1,11 @@
-"""Check that the log file which a user names is the log that an attached server writes now.
+"""Check that an attached server writes to the log file that the user named.
 
-1. The log's last start names the version and the model of the server.
-2. Its time is the start of the server's process, if /metrics shows that.
-3. The log gets a line for a request with a mark that the suite sends.
-4. The process that writes that line is the one of the last start.
+The checks, in this order:
+
+1. The last start in the log has the version and the model of the server.
+2. The time of that start is the start time of the server's process, if /metrics shows one.
+3. The suite sends a request with a random mark. A line with this mark must appear in the log.
+4. The process that writes this line must be the process of the last start.
 """
 
 import datetime
@@ -27,12 +29,12 @@ from sm121.evidence.log_message import moment
 
 #: The log must get a line about the request within this time, in seconds.
 _WRITTEN_WITHIN_S = 3.0
-#: The prefix of each line of vLLM.
+#: The prefix of each line that vLLM's API server logs.
 _PID = re.compile(r"\(\w*API_?Server\w* pid=(\d+)")
-#: Minimum and maximum seconds from the start of a process to the first line with a time.
+#: The minimum and maximum time from the start of a process to its first line with a timestamp.
 _FIRST_LINE_AFTER = datetime.timedelta(seconds=-5)
 _FIRST_LINE_BEFORE = datetime.timedelta(seconds=300)
-#: Maximum difference of the clocks of two machines, in seconds.
+#: The largest accepted difference between the clocks of two machines.
 _CLOCKS = datetime.timedelta(minutes=2)
 #: No time zone is farther from UTC than 14 hours. A logged start that is farther than this from the
 #: start of the server's process is another start in any time zone.
@@ -46,7 +48,7 @@ _HOW_TO_FOLLOW = (
     "2>&1 | sm121 run ... --server-log -, or the file that the server writes (vLLM: not with "
     "--disable-uvicorn-access-log)"
 )
-#: Maximum number of new bytes of the log that are read.
+#: The maximum number of new bytes of the log to read.
 _LARGEST_GROWTH_BYTES = 8 << 20
 
 
@@ -136,7 +138,8 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> _Reason | None:
     if names.isdisjoint({*logged, *(Path(name).name for name in logged)}):
         return _Reason(
             f"expected a log of the model {endpoint.served_name}, got one of {logged[0]}",
-            # Without these two, the log may name a file, and the server an alias.
+            # If the log does not show the served name and the server does not show the model's path
+            # (`root`), the log may have the path of the model where the server has an alias.
             is_of_another=path.log.served_model is not None or "root" in entry,
         )
     return None
@@ -178,7 +181,7 @@ def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> _Reason | N
 
 
 def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
-    """Yield the lines of the log from its last start on."""
+    """Yield the lines of the log, beginning with the engine's last start."""
     begins = max(path.log.begins.values(), default=0)
     for raw in islice(read_raw_lines(log), begins, None):
         yield raw.decode("utf-8", "replace")
@@ -218,10 +221,10 @@ def _first_pid(lines: Iterator[str]) -> str | None:
 
 
 def _send_marked(endpoint: Endpoint, mark: str) -> None:
-    """Send the mark in each part of a request that some engine logs.
+    """Send a request with the mark in each part that any of the engines logs.
 
-    Uvicorn logs the query of a path, llama-server the path without it, and vLLM with
-    ``--enable-log-requests`` the header X-Request-Id.
+    Uvicorn logs the path with its query string, llama-server logs the path without the query
+    string, and vLLM with ``--enable-log-requests`` logs the header X-Request-Id.
     """
     body = {"model": endpoint.served_name, "prompt": mark, "max_tokens": 1, "temperature": 0}
     with endpoint.http(timeout_s=60.0) as http:
@@ -231,7 +234,7 @@ def _send_marked(endpoint: Endpoint, mark: str) -> None:
 
 
 def _written(log: Path, size_before: int) -> str:
-    """Return the bytes after the given size of the log; all of it if it was truncated."""
+    """Return what was appended to the log after it had the given size; all if it was truncated."""
     size = log.stat().st_size
     with log.open("rb") as file:
         file.seek(size_before if size >= size_before else 0)

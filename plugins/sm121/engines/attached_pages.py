@@ -1,4 +1,4 @@
-"""Pages of an attached server's API: its JSON objects, its list of models, and a short answer."""
+"""Read JSON objects, the list of models and a short answer from an attached server's API."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import httpx
 
 
 def json_of(http: httpx.Client, path: str) -> dict[str, Any]:
-    """Return the JSON object of a server's page; empty if the answer is anything else.
+    """Request a path and return the JSON object in the answer; empty if it is anything else.
 
     Args:
         http: A client of the server.
-        path: The path of the page, for example ``/version``.
+        path: The path, for example ``/version``.
     """
     try:
         return json_in(http.get(path))

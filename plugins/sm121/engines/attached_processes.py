@@ -1,4 +1,4 @@
-"""The processes of an attached server, as far as they are visible on this machine."""
+"""The processes of an attached server that are visible on this machine."""
 
 import contextlib
 import functools
@@ -11,17 +11,18 @@ import psutil
 
 from sm121.engines import listeners, process_tree
 
-#: Lengths of the answers during which the listener's connections are read, in tokens.
+#: The listener's connections are read while it sends answers of these lengths, in tokens.
 _ANSWER_TOKENS = (16, 64, 256)
-#: The number of readings during one answer that is enough.
+#: If the connections were read this many times during one answer, no longer answer is requested.
 _ENOUGH_READINGS = 10
 
 
 class AttachedProcesses:
     """The processes of an attached server.
 
-    They are the processes that hold the listening socket, and all that descend from them, as vLLM's
-    engine core does. Processes behind a proxy, in a container, or of another user are not found.
+    They are the processes that hold the listening socket, and all descendants of these processes,
+    for example vLLM's engine core. Processes behind a proxy, in a container, or of another user are
+    not found.
 
     Args:
         base_url: The address of the server.
@@ -41,7 +42,7 @@ class AttachedProcesses:
         return listeners.is_here(self.host)
 
     def listening(self, *, again: bool = False) -> list[psutil.Process]:
-        """Return the processes that listen; empty if they are not visible.
+        """Return the processes that listen on the server's port; empty if they are not visible.
 
         Args:
             again: Whether to search again although all processes found before still live.
@@ -58,7 +59,7 @@ class AttachedProcesses:
     def large(self, share: float) -> set[psutil.Process]:
         """Return the server's processes that hold at least a given share of its resident memory.
 
-        The list is empty if the server runs in this process, because the other children of this
+        The result is empty if the server runs inside this process, because other children of this
         process do not belong to the server.
 
         Args:
@@ -77,8 +78,9 @@ class AttachedProcesses:
         """Set `upstream` if the listener has a connection to another server while it answers.
 
         Args:
-            ask: Requests an answer of the given number of tokens. It is called again with more
-                tokens if the answer came too soon for enough readings.
+            ask: A function that requests an answer of the given number of tokens. It is called
+                again with more tokens if the answer was too short to read the connections often
+                enough.
         """
         tree = self._tree()
         for tokens in _ANSWER_TOKENS:

@@ -30,23 +30,26 @@ NAMES: tuple[Name, ...] = get_args(Name)
 
 
 class Capability(DataTable):
-    """One capability of an engine: whether the engine has it, in which releases, and the source."""
+    """A capability: whether an engine has it, in which releases, and the source for this."""
 
     can: bool
     #: Releases that have the capability.
     versions: Versions = ""
-    #: The proof in /openapi.json for a server of an unknown release: a path (``/v1/responses``), or
-    #: a field of a schema (``CompletionRequest.return_token_ids``).
+    #: If the release of a server is unknown, it has the capability if its /openapi.json contains
+    #: this path (for example ``/v1/responses``) or schema field
+    #: (``CompletionRequest.return_token_ids``).
     shown_by: str | None = None
     #: For users, if the engine lacks it: what is missing, and how to get it if possible.
     reason: str = ""
     #: Options that a server must be started with to have the capability.
     start: str = ""
-    #: Why a server with speculative decoding lacks it, although the engine has it.
+    #: Why a server with speculative decoding lacks the capability, although the engine has it.
     drafting: str = ""
-    #: Whether other checks need it to measure; without it, no certificate is issued.
+    #: Whether other checks need the capability in order to measure. If so, a run against an engine
+    #: without it gets no certificate.
     is_evidence: bool = False
-    #: The field of a request, if engines differ: a key, or keys with dots between.
+    #: The field of a request that uses the capability, if engines differ in this: a key, or keys
+    #: joined by dots.
     wire: str | None = None
     source: str = Field(min_length=3)
 
@@ -60,25 +63,25 @@ class Capability(DataTable):
 
 
 class RecognisedBy(DataTable):
-    """How the engine of an attached server is recognised, and the page with its version."""
+    """How the engine of an attached server is recognised, and which path returns its version."""
 
-    #: ``owned_by`` of its entry in /v1/models.
+    #: Values of ``owned_by`` in the model's entry of /v1/models.
     owned_by: tuple[str, ...] = ()
     #: A path whose JSON answer has ``key``.
     path: str | None = None
-    #: That key.
+    #: The key that the answer of ``path`` must have.
     key: str | None = None
     #: A path whose JSON answer has the version.
     version_path: str | None = None
-    #: The key of the version in that answer.
+    #: The key of the version in the answer of ``version_path``.
     version_key: str | None = None
 
 
 class Deviation(DataTable):
     """A case of ``fixtures/api`` in which these versions deviate from the specification.
 
-    A deviation leads to a note, and not to a failure. The range of versions has no upper end until
-    a version follows the specification.
+    A deviation is reported as a note, and not as a failure. The range of versions has no upper end
+    until a release follows the specification.
     """
 
     case: str = Field(min_length=1)
@@ -91,24 +94,25 @@ class Deviation(DataTable):
     severity: verdict.Severity = verdict.Severity.COURTESY
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)
-    #: Whether only models with harmony's format of chats show it, or only models without. None: all
-    #: models show it.
+    #: True if the deviation occurs only with models that use the harmony chat format, False if only
+    #: with other models, None if with all models.
     harmony: bool | None = None
     #: For `unpublished_event`: the types of the events.
     events: tuple[str, ...] = ()
 
 
 class Bug(DataTable):
-    """A bug of these versions. A check fails for it; the failure says that the bug is known.
+    """A known bug of these versions. The check still fails, and its failure names the bug.
 
-    The range is open like that of a deviation.
+    The range of versions has no upper end until a release has fixed the bug.
     """
 
-    #: Names of the tests that show the bug, with `*` for any text and `?` for a bracket. The first
-    #: test always shows it; a first `*` is for a bug that only some configurations show.
+    #: Names of the tests that the bug makes fail, with `*` for any text and `?` for a bracket. The
+    #: first of these tests fails in every configuration that has the bug. If only some
+    #: configurations are affected, the first name is `*`.
     checks: tuple[str, ...] = Field(min_length=1)
-    #: A regular expression that matches the requirement, the observation or the crash of the
-    #: failure.
+    #: A regular expression that matches the failure: its requirement, its observed value, or its
+    #: crash.
     says: str = Field(min_length=3)
     versions: Versions
     #: The only build that has the bug: a row of ``fixtures/builds.toml`` whose release is in the
@@ -120,7 +124,7 @@ class Bug(DataTable):
     source: str = Field(min_length=3)
 
     def shown_by(self, check: str) -> bool:
-        """Return whether a check shows the bug.
+        """Return whether the bug makes a check fail.
 
         Args:
             check: The id of a test.
@@ -165,18 +169,19 @@ class EngineFile(DataTable):
 
 @dataclass(frozen=True, eq=False)
 class Capabilities:
-    """The capabilities of one server: the file of its engine, and its release if that is known."""
+    """The capabilities of one server, computed from its engine's file and its release, if known."""
 
     file: EngineFile
     #: The version that the engine reports.
     version: str | None
     #: The release or build (`builds.identity`).
     identity: str | None
-    #: The offers of its /openapi.json (`offered`); None if it was not requested.
+    #: The paths and schema fields in the server's /openapi.json (`offered`); None if it was not
+    #: requested.
     offers: Collection[str] | None
     #: Whether the server uses speculative decoding.
     drafts: bool = False
-    #: The abilities that the served model lacks, by the profile.
+    #: The abilities that the served model lacks, as stated in the profile.
     lacks: Collection[Ability] = ()
 
     @property
@@ -214,14 +219,15 @@ class Capabilities:
         return self.missing(name) is None
 
     def require(self, *names: Name) -> None:
-        """Return only if the server has all of the capabilities.
+        """Raise an error if the server lacks any of the capabilities.
 
         Args:
             names: The capabilities.
 
         Raises:
-            NotRun: It lacks one of them; the message says why.
-            Inapplicable: Its release lacks one of them, perhaps only with speculative decoding.
+            NotRun: The server lacks a capability; the message contains the reason.
+            Inapplicable: The engine's release lacks a capability, perhaps only with speculative
+                decoding.
         """
         for name in names:
             reason = self.missing(name)
@@ -237,7 +243,7 @@ class Capabilities:
         return verdict.NotRun(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
-        """Return the part of a request's body that asks for structured output.
+        """Return the fields of a request's body that request structured output.
 
         Args:
             name: The kind of the constraint.
@@ -254,7 +260,7 @@ class Capabilities:
         return body
 
     def deviation(self, case: str, kind: str) -> Deviation | None:
-        """Return the known deviation of a kind in a case, or None.
+        """Return the known deviation of the given kind in a case, or None.
 
         Args:
             case: The case of ``fixtures/api``.
@@ -263,7 +269,7 @@ class Capabilities:
         return next((row for row in self.deviations(case) if row.kind == kind), None)
 
     def deviations(self, case: str) -> list[Deviation]:
-        """Return the known deviations of this release in a case. An unknown release has none.
+        """Return the known deviations of this release in a case; none for an unknown release.
 
         Args:
             case: The case of ``fixtures/api``.
@@ -273,7 +279,9 @@ class Capabilities:
         return [row for row in rows if row.harmony in (None, harmony)]
 
     def bugs(self, check: str) -> list[Bug]:
-        """Return the known bugs of this version that a check shows. An unknown version has none.
+        """Return the known bugs of this version that make a check fail.
+
+        If the version is unknown, the list is empty.
 
         Args:
             check: The id of a test.
@@ -287,7 +295,7 @@ class Capabilities:
         return self.identity is not None and within(self.identity, own.versions)
 
 
-#: Capabilities that a request uses by a parameter of the same name.
+#: Capabilities that a request uses if it has a parameter of the same name.
 _PARAMETERS: tuple[Name, ...] = (
     "prompt_logprobs",
     "echo",
@@ -303,7 +311,7 @@ _PARAMETERS: tuple[Name, ...] = (
 
 
 def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
-    """Return the capabilities that a request uses, read from the request itself.
+    """Return the capabilities that a request needs, derived from its path and its body.
 
     Args:
         path: The path of the request.
@@ -331,7 +339,7 @@ def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
 
 
 def _is_used(value: Any) -> bool:
-    """Return whether a parameter is in use; 0 log-probabilities count as a request."""
+    """Return whether a parameter is in use. The value 0 counts (``logprobs=0``)."""
     return value is not None and value is not False and value not in ([], {})
 
 
@@ -361,13 +369,14 @@ def capabilities_of(
     Args:
         engine: The name of the engine.
         version: The version that the engine reports.
-        identity: The release or build, of `builds.identity`, if it is known from more than the
-            version.
-        offers: The offers of its /openapi.json (`offered`); None if it was not requested.
+        identity: The release or build (`builds.identity`), if more evidence than the version shows
+            it.
+        offers: The paths and schema fields in the server's /openapi.json (`offered`); None if it
+            was not requested.
         drafts: Whether the server uses speculative decoding.
 
     Raises:
-        UsageError: The suite has no file of such an engine.
+        UsageError: The suite has no file for an engine of this name.
     """
     files = shipped()
     if engine not in files:
@@ -377,7 +386,7 @@ def capabilities_of(
 
 
 def offered(openapi: Mapping[str, Any]) -> frozenset[str]:
-    """Return the offers of a server: its paths, and the fields of its schemas as ``SCHEMA.FIELD``.
+    """Return a server's paths, and the fields of its schemas as ``SCHEMA.FIELD``.
 
     Args:
         openapi: The JSON object of /openapi.json.

@@ -1,4 +1,4 @@
-"""The versions of the driver's CUDA, of the CUDA of the engine's torch, and of cuDNN."""
+"""The CUDA versions of the driver and of the engine's torch, and the version of cuDNN."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MAJOR_AND_MINOR = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True, order=True)
 class CudaVersion:
-    """A version of CUDA or cuDNN by its first two numbers, such as 13.0."""
+    """The first two numbers of a version of CUDA or cuDNN, for example 13.0."""
 
     major: int
     minor: int
@@ -25,19 +25,20 @@ class CudaVersion:
 
     @classmethod
     def of_number(cls, number: int) -> "CudaVersion":
-        """Return the version for a number as the driver returns it.
+        """Return the version for a number that the driver returned.
 
         Args:
-            number: 1000 times the major version, and 10 times the minor version: 13000.
+            number: 1000 times the major version plus 10 times the minor version, for example 13000
+                for 13.0.
         """
         return cls(number // 1000, number % 1000 // 10)
 
     @classmethod
     def of_text(cls, text: str) -> "CudaVersion | None":
-        """Return the version that a text begins with; None if it begins with none.
+        """Return the version at the beginning of a text; None if there is none.
 
         Args:
-            text: Such as 13.0 or 9.15.1.9.
+            text: The text, for example ``13.0`` or ``9.15.1.9``.
         """
         match = _MAJOR_AND_MINOR.match(text)
         if match is None:
@@ -47,7 +48,7 @@ class CudaVersion:
 
 @dataclass(frozen=True)
 class CudaVersions:
-    """The CUDA versions that must fit each other.
+    """The CUDA versions that must be compatible with each other.
 
     Attributes:
         driver: The newest CUDA that the driver runs; None if it is not known.
@@ -71,16 +72,16 @@ class CudaVersions:
     def of(
         cls, engine: protocol.Engine, python: str, environment: Mapping[str, str]
     ) -> "CudaVersions":
-        """Return the versions for an engine.
+        """Find the versions for an engine.
 
-        The driver's library is queried in the engine's environment, so that the library of NVIDIA's
-        forward compatibility package counts if the engine loads it. Without a driver library, NVML
-        is queried.
+        The driver's library is loaded in the engine's environment, so that the result is right if
+        the engine uses the library of NVIDIA's forward compatibility package. If there is no driver
+        library, NVML is queried.
 
         Args:
             engine: The engine. An engine that is an executable has no torch.
-            python: Its interpreter, or its program.
-            environment: Its whole environment.
+            python: The engine's interpreter, or its program.
+            environment: The engine's whole environment.
         """
         if isinstance(engine, protocol.Program):
             return cls()

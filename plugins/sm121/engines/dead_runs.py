@@ -1,9 +1,10 @@
 """Servers that dead runs of the suite left behind: find them, and end them.
 
-A server belongs to a dead run if the owner in its environment is dead. A server's supervisor ends
-the server when the suite dies, so a server is left only if its supervisor was killed too. A process
-may have overwritten its environment; its output still goes to the server's log, and the status file
-beside the log names the owner.
+The environment of each server process names the process of the suite that started it (the owner). A
+server belongs to a dead run if its owner is dead. A server's supervisor ends the server when the
+suite dies, so a server is left only if its supervisor was killed too. If a server process has
+overwritten its environment, the owner is read from the supervisor's status file, which is beside
+the log to which the process writes.
 """
 
 import contextlib
@@ -42,12 +43,12 @@ class EndedRun:
 
     #: The id of the run; empty if it is not known.
     run: str
-    #: Descriptions of the processes from before they were ended.
+    #: Descriptions of the processes, made before they were ended.
     processes: list[Survivor]
 
 
 def of_dead_runs() -> dict[str, list[psutil.Process]]:
-    """Return the processes of servers whose owner is dead, by the id of their run."""
+    """Return the server processes whose owner is dead, grouped by the id of their run."""
     by_run: dict[str, list[psutil.Process]] = {}
     namespace = _pid_namespace(os.getpid())
     for process in psutil.process_iter():
@@ -97,7 +98,7 @@ def _has_supervisor() -> bool:
 
 
 def _marks(process: psutil.Process) -> dict[str, str]:
-    """Return the environment of a process; if it was overwritten, the marks in the status file."""
+    """Return a process's environment; if overwritten, owner and run from the status file."""
     variables = process.environ()
     if SERVER_ID in variables and OWNER in variables:
         return variables
@@ -107,7 +108,7 @@ def _marks(process: psutil.Process) -> dict[str, str]:
 def _marks_beside_the_log(process: psutil.Process) -> dict[str, str]:
     """Return owner and run of a server's process from the status file of the supervisor.
 
-    It is empty for a process whose output does not go to a server's log, or which is not of the
+    The result is empty if the process does not write to a server's log, or does not belong to the
     session of that server.
     """
     log = Path(f"/proc/{process.pid}/fd/1").readlink()
@@ -120,7 +121,7 @@ def _marks_beside_the_log(process: psutil.Process) -> dict[str, str]:
             if status["pid"] == os.getsid(process.pid):
                 return {OWNER: str(status["started_by"]), RUN_ID: str(status["run"])}
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # no status of ours, or one of an earlier version of the suite
+            continue  # not a status file of the suite, or one of an earlier version
     return {}
 
 

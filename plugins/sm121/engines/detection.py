@@ -1,4 +1,4 @@
-"""Detect the engine of an attached server from the server's own pages."""
+"""Detect the engine of an attached server from the answers of its API."""
 
 import httpx
 
@@ -14,7 +14,7 @@ from sm121.engines.capabilities import (
     shipped,
 )
 
-#: The name of the file for a server that no other file recognises: plain OpenAI-compatible.
+#: The engine file for a server that no other file recognises (plain OpenAI-compatible API).
 FALLBACK = "openai"
 #: A counter that vLLM's /metrics contains from the start if speculative decoding is on.
 _DRAFTS = "spec_decode_num_drafts"
@@ -25,13 +25,14 @@ def detect(
 ) -> Capabilities:
     """Detect the engine of a running server and its capabilities.
 
-    If the release of the server is unknown, its /openapi.json is requested.
+    If the release of the server is unknown, the suite requests /openapi.json.
 
     Args:
         server: The server.
-        named: The name of its engine (default: recognised by its answers).
-        identity: Its release or build, of `builds.identity`, if it is known from more than the
-            version.
+        named: The name of the server's engine. If None, the engine is recognised by the server's
+            answers.
+        identity: The release or build (`builds.identity`), if more evidence than the version shows
+            it.
 
     Raises:
         UsageError: The suite has no file of the named engine.

@@ -17,15 +17,16 @@ class DeviceMemory:
 
     #: The memory in use on each GPU, by all processes together.
     used: tuple[int, ...] | None
-    #: The memory that a process holds of a GPU, by GPU and pid; None where NVML does not show it.
+    #: For each GPU and pid, the GPU memory that the process holds; None if NVML does not report it.
     by_process: dict[tuple[int, int], int | None]
-    #: Whether all kinds of processes were shown, as far as they are visible from this namespace.
+    #: Whether NVML reported both graphics and compute processes (those visible from this
+    #: namespace).
     all_kinds: bool
     #: The error of NVML if a query failed.
     refused: str | None = None
 
     def held(self, pids: Collection[int] | None = None) -> int | None:
-        """Return how many bytes processes hold, or None if NVML does not show all of them.
+        """Return how many bytes the processes hold, or None if NVML does not report all of them.
 
         Args:
             pids: The processes; None for all.
@@ -41,7 +42,7 @@ class DeviceMemory:
 
 
 def read_computing_pids() -> dict[int, set[int]] | None:
-    """Return the pids of the processes that compute on each GPU, by the GPU's index.
+    """Return the pids of the compute processes on each GPU; the keys are the GPUs' indices.
 
     Processes that only use graphics, such as those of a desktop, are left out.
 
@@ -78,7 +79,7 @@ def read_devices() -> DeviceMemory | None:
 
 def _read_handles(pynvml: Any, handles: list[Any]) -> DeviceMemory:
     used: tuple[int, ...] | None = None
-    # A process that draws and computes is counted once.
+    # A process that uses both graphics and compute is counted once.
     by_process: dict[tuple[int, int], int | None] = {}
     all_kinds = True
     refused = None

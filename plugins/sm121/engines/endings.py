@@ -1,4 +1,4 @@
-"""How servers and their processes end: which ends are crashes, and the report of a stop."""
+"""Which exit statuses are crashes, and the report of stopping a server."""
 
 import signal
 from collections.abc import Mapping
@@ -9,13 +9,16 @@ from sm121.engines.process_tree import Survivor
 from sm121.evidence.kernel_messages import KernelMessages
 
 _FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
-#: Exit statuses after one of these signals: the process crashed.
+#: Exit statuses that mean that one of these signals killed the process, so that it crashed.
 FATAL = frozenset(-signal.Signals[f"SIG{name}"] for name in _FATAL_SIGNALS)
 
 
 @dataclass(frozen=True)
 class StopReport:
-    """The result of stopping a server; everything is empty or true if it was clean."""
+    """The result of stopping a server.
+
+    After a clean stop, `port_free` is true, and no field names anything that is left.
+    """
 
     exit_status: int | None
     survivors: tuple[Survivor, ...]
@@ -23,17 +26,18 @@ class StopReport:
     memory: Returned
     #: The duration of the stop, in seconds.
     seconds: float
-    #: The name of the log of that start.
+    #: The name of the log of the start that was stopped.
     log: str = ""
-    #: The name of that start, such as ``server-stock-2``.
+    #: The name of the start that was stopped, for example ``server-stock-2``.
     start: str = ""
-    #: The signal that killed the server after it was told to stop; None if it ended in order.
+    #: The signal that killed the server after the suite had requested the stop; None if it ended in
+    #: order.
     crash: str | None = None
-    #: The kernel messages of each other node since the start there, by the node's name.
+    #: For each other node, by its name: its kernel messages since its rank was started.
     kernels: Mapping[str, KernelMessages] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
-        """Whether it ended in order, and no process, port or memory is left."""
+        """Whether the server ended in order, and left no process, port or memory behind."""
         remains = self.survivors or self.memory.missing_bytes or not self.port_free
         return not remains and self.crash is None

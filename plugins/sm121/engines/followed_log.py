@@ -17,13 +17,13 @@ from typing import IO
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 
-#: Names and ids of containers that Docker allows; none begins like an option.
+#: The names and ids of containers that Docker allows. None of them begins with a dash.
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 #: Maximum bytes of a stream that are kept. The rest is read and dropped, because a full pipe would
 #: block its writer.
 _KEPT_BYTES = 128 << 20
 _BLOCK_BYTES = 1 << 16
-#: If nothing came for this many seconds, all earlier lines have come.
+#: If no line arrives for this many seconds, all earlier lines have arrived.
 _QUIET_S = 0.5
 #: Maximum seconds to wait for earlier lines.
 _SETTLED_WITHIN_S = 30.0
@@ -32,7 +32,7 @@ _ENDS_WITHIN_S = 5.0
 _kept_input: list[int] = []
 
 
-#: The option that names a server's log instead of its container, for messages.
+#: The option for a log file, which error messages suggest in place of a container.
 _INSTEAD = "--server-log FILE"
 
 
@@ -69,21 +69,21 @@ class FollowedLog:
 
     Args:
         source: The stream.
-        name: The option that names it.
-        process: The process that writes it, if this object must end it.
+        name: The option that selects the stream, for messages.
+        process: The process that writes the stream, if this object must end this process.
     """
 
     def __init__(
         self, source: IO[bytes], name: str, process: subprocess.Popen[bytes] | None = None
     ) -> None:
-        #: The option that names it.
+        #: The name of the option, for messages.
         self.name = name
-        #: A description of the part that was not kept; None while all is kept.
+        #: A description of the part that was not kept; None as long as everything was kept.
         self.lost: str | None = None
         self._process = process
         self._source = source
         self._folder = Path(tempfile.mkdtemp(prefix="sm121-log-"))
-        #: The file with the lines that came so far.
+        #: The file with the lines that have arrived.
         self.path = self._folder / "server.log"
         self._came_at = time.monotonic()
         self._thread = threading.Thread(target=self._copy, args=(self.path.open("wb", 0),))
@@ -116,7 +116,7 @@ class FollowedLog:
 
         Args:
             name: The container's name or id.
-            follow: Read also the lines that it writes later.
+            follow: Whether to read also the lines that the container writes later.
             instead: The option that the error message suggests in place of a container.
 
         Raises:
@@ -126,7 +126,7 @@ class FollowedLog:
         command = ["docker", "logs"]
         if follow:
             command.append("--follow")
-        process = subprocess.Popen(  # a session of its own: Ctrl-C does not end it
+        process = subprocess.Popen(  # it has its own session, so that Ctrl-C does not end it
             [*command, name],
             bufsize=0,  # a read returns at once with the available bytes
             stdin=subprocess.DEVNULL,
@@ -150,7 +150,7 @@ class FollowedLog:
         """Wait until all lines that were written before this call have been copied.
 
         Args:
-            to_the_end: Wait until the stream has ended.
+            to_the_end: Whether to wait until the stream has ended.
         """
         if to_the_end:
             self._thread.join(_SETTLED_WITHIN_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 
-#: The environment variables of the key. The second one is the one that OpenAI's clients read.
+#: The environment variables with the key. OpenAI's clients read the second one.
 _KEY_VARIABLES = ("SM121_API_KEY", "OPENAI_API_KEY")
 
 
@@ -17,7 +17,7 @@ def api_key(option: Option) -> str | None:
         option: A function that returns the value of an option.
 
     Returns:
-        The key. None: the user gave none.
+        The key; None if the user gave none.
 
     Raises:
         UsageError: The value cannot be an API key. The message does not contain the value.
@@ -48,7 +48,10 @@ def _content(file: str) -> str:
 
 
 def _refuse_malformed(source: str, key: str) -> str:
-    """Return the key, or raise UsageError with the place that it comes from."""
+    """Return the key.
+
+    If it is malformed, raise UsageError with the option or variable it is from.
+    """
     if not key or not (key.isascii() and key.isprintable()):
         raise UsageError(f"{source}: expected a key, one line of ASCII characters")
     return key

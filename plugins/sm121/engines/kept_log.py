@@ -1,11 +1,11 @@
-"""A copy of an attached server's log, which survives rotation, truncation and removal."""
+"""Copy an attached server's log, so that rotation, truncation or removal loses no line."""
 
 import os
 from pathlib import Path
 
 from sm121.core.redaction import redact_file
 
-#: Maximum bytes of a log that is copied. A longer log is read in place.
+#: The maximum size of a log that is copied, in bytes. A longer log is read in place.
 _COPIED_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
 
@@ -25,7 +25,7 @@ class KeptLog:
         self.log = log
         self._read = log.open("rb")
         is_short = os.fstat(self._read.fileno()).st_size <= _COPIED_BYTES
-        #: The file from which the log is to be read.
+        #: The file from which other modules read the log: the copy, or a long log itself.
         self.path = kept if is_short else log
         #: A description of the lost part of the log; None if nothing was lost.
         self.lost: str | None = None
@@ -60,7 +60,7 @@ class KeptLog:
                 copy.write(block)
 
     def close(self, secrets: set[str]) -> None:
-        """Copy the rest, and remove secrets from the copy.
+        """Copy the last new lines, and remove secrets from the copy.
 
         Args:
             secrets: The texts to remove.

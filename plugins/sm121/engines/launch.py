@@ -15,7 +15,8 @@ from sm121.engines.supervision import Supervision
 from sm121.evidence import process_snapshot
 
 _PORT_FREE_WITHIN_S = 5.0
-#: Seconds for the parent of a Ray worker, which the suite did not start, to collect the worker.
+#: Seconds that the parent of a Ray worker gets to reap the worker. The suite did not start this
+#: parent.
 _REAPED_WITHIN_S = 5.0
 
 
@@ -23,9 +24,9 @@ class StartCompilation:
     """The files that a server compiles while it starts.
 
     Args:
-        caches: The caches that it compiles into. Other servers may use the same caches.
+        caches: The caches into which the server compiles. Other servers may use the same caches.
         since: The start time of the server, in seconds since 1970.
-        tree: Returns the processes of its tree.
+        tree: Returns the processes of the server's tree.
     """
 
     def __init__(
@@ -50,14 +51,15 @@ class StartCompilation:
         """Return when the last file was compiled.
 
         Returns:
-            The time in seconds since 1970: now, while a compiler runs. None: nothing was compiled.
+            The time in seconds since 1970. While a compiler runs, this is the current time. None:
+            nothing was compiled.
         """
         if self._runs:
             return time.time()
         return self._caches.latest(self._since)
 
     def compiled(self) -> tuple[str, ...]:
-        """Return the compiled kernels, a line for each cache; empty if the caches were warm."""
+        """Return one line for each cache with new kernels; empty if the caches were warm."""
         return tuple(self._caches.compiled(self._since))
 
 
@@ -76,11 +78,11 @@ class Launch:
         self.log = log
         self.port = port
         self.supervision = Supervision(log)
-        #: The start of the process (``time.monotonic``); 0 before it.
+        #: When the process was started (``time.monotonic``); 0 before that.
         self.at = 0.0
-        #: The process tree at the last reading.
+        #: The process tree when it was last read.
         self.last_tree: list[dict[str, Any]] = []
-        #: The stacks of the processes when the start hung, or why there are none; else empty.
+        #: If the start hung: the stack traces of the processes, or why there are none. Else empty.
         self.stacks = ""
         #: The processes of the tree when the server was ready.
         self.pids_when_ready: frozenset[int] = frozenset()
@@ -101,7 +103,7 @@ class Launch:
 
         Args:
             command: The command of the server.
-            environment: Variables in addition to those of this process.
+            environment: Environment variables to add to those of this process.
             grace_s: Seconds that the server gets between SIGTERM and SIGKILL.
         """
         self.at = time.monotonic()
@@ -112,21 +114,22 @@ class Launch:
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status of the engine's main process (negative: a signal); None while it runs."""
+        """The exit status of the engine's main process (negative: a signal); None while it runs."""
         return self.supervision.exit_status
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the server was told to stop: by the suite, or because the suite ended."""
+        """Whether a stop of the server was requested by the suite, or because the suite ended."""
         return self.supervision.was_stopped
 
     def exits(self) -> list[dict[str, Any]]:
         """Return how processes of the tree ended so far.
 
         Returns:
-            One entry each: pid, name, status (negative: a signal; None: its parent has collected it
-            and does not say), monotonic_s (when that was noticed), and by_us: whether the suite's
-            own stop ended it.
+            One entry for each process that ended, with these fields. ``pid``; ``name``; ``status``:
+            the exit status (negative: a signal; None if only the process's parent knows it);
+            ``monotonic_s``: when the end was noticed; ``by_us``: whether the suite's own stop ended
+            the process.
         """
         entries = self.supervision.exits()
         for entry in entries:
@@ -135,7 +138,10 @@ class Launch:
         return entries
 
     def processes(self) -> list[psutil.Process]:
-        """Return the living processes of the server's tree, by pid; the supervisor is first."""
+        """Return the living processes of the server's tree in the order of their pids.
+
+        The supervisor is the first one.
+        """
         members = process_tree.tree(
             process_tree.SERVER_ID,
             self._mark,
@@ -147,7 +153,8 @@ class Launch:
     def engine_processes(self) -> list[psutil.Process]:
         """Return the processes of the tree without the supervisor.
 
-        The supervisor uses 1 % of a slow core, which must not count as work of the server.
+        The supervisor uses about 1 % of a slow core, which must not count as activity of the
+        server.
         """
         supervisor = self.supervision.pid
         return [process for process in self.processes() if process.pid != supervisor]
@@ -165,13 +172,13 @@ class Launch:
             self._by_pid[process.pid] = process
 
     def note_ready(self) -> None:
-        """Store the current processes as those that the server needs."""
+        """Store the current processes as those that the ready server consists of."""
         self.remember_tree()
         self.pids_when_ready = frozenset(self._by_pid)
 
     @property
     def known(self) -> list[psutil.Process]:
-        """Every process that was kept by `remember_tree`."""
+        """Every process that `remember_tree` has found."""
         return list(self._by_pid.values())
 
     @property
@@ -191,7 +198,7 @@ class Launch:
         return False
 
     def kill(self) -> None:
-        """Send SIGKILL to the engine's processes at once. The supervisor stays, and cleans up."""
+        """Send SIGKILL to the engine's processes. The supervisor is not killed, and cleans up."""
         self._killed_at = time.monotonic()
         process_tree.send(self.engine_processes(), signal.SIGKILL)
 
@@ -199,7 +206,7 @@ class Launch:
         """End processes that outlived the supervisor, and return those that still live.
 
         Args:
-            session: The session of the server, as it was before the supervisor ended.
+            session: The session id of the server, read before the supervisor ended.
         """
 
         def remaining() -> list[psutil.Process]:
@@ -210,7 +217,7 @@ class Launch:
 
         process_tree.end(remaining, polite_s=1.0)
         self.supervision.remove_scratch()
-        # Orphans of a supervisor that was killed have become our children.
+        # If the supervisor was killed, its orphans have become children of this process.
         process_tree.reap(self._by_pid)
         # The environment of a zombie cannot be read, so a zombie shows no marker.
         until(lambda: not unreaped(), _REAPED_WITHIN_S)

@@ -1,7 +1,9 @@
-"""Whether an engine lives: one `Life` per engine, started by the suite or attached.
+"""Whether an engine lives.
 
-`sm121.run.servers.Servers` reads its state between tests, at the end of a test or of the run, and
-after failures.
+Each engine has one `Life`, whether the suite started it or attached to it.
+
+`sm121.run.servers.Servers` reads the state of a `Life` between tests, at the end of a test or of
+the run, and after failures.
 """
 
 import signal
@@ -24,9 +26,9 @@ from sm121.evidence import remedies
 from sm121.evidence.death import OF_ENGINES
 from sm121.evidence.failure import Cause, classify
 
-#: Seconds within which an API server ends after its engine did.
+#: After an engine has ended, its API server ends within this many seconds.
 DYING_S = 6.0
-#: Seconds within which a server serves a token after one of its processes has ended.
+#: After one of its processes has ended, a living server serves a token within this many seconds.
 _ANSWERS_WITHIN_S = 30.0
 #: Seconds that the other nodes get to report their faults after rank 0 has ended.
 _FAULT_SETTLES_S = 3.0
@@ -34,24 +36,24 @@ _FAULT_SETTLES_S = 3.0
 
 @dataclass(frozen=True)
 class Alive:
-    """The engine that was started, or attached to, answers."""
+    """The engine lives, and is the one that the suite started or attached to."""
 
 
 @dataclass(frozen=True)
 class Dead:
     """The engine ended, or another process took its place, and the suite did not cause it."""
 
-    #: The event, in one sentence without the cause.
+    #: What happened, in one sentence without the cause.
     what: str
     cause: Cause
     #: The time of the detection (``time.monotonic``).
     when: float
     #: The engine's log; None if it is unknown.
     evidence: Path | None
-    #: The evidence of the end, with the values before and after it; empty if the cause already
-    #: contains the evidence.
+    #: The evidence that the engine ended, for example a value before and after; empty if the cause
+    #: already contains the evidence.
     detail: str = ""
-    #: Whether another process, or another release, answers in its place.
+    #: Whether another process, or another release, answers in place of the engine.
     replaced: bool = False
 
 
@@ -62,11 +64,12 @@ class ServerDied(ServerError):
 class Life(Protocol):
     """The state of one engine."""
 
-    #: Whether its end needs no (further) report: it was reported, or the suite caused it.
+    #: Whether the engine's end needs no (further) report, because it was reported, or the suite
+    #: caused it.
     accounted: bool
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Return whether it lives.
+        """Return whether the engine lives.
 
         Args:
             asked_within_s: No request is sent if the engine answered within this many seconds.
@@ -76,14 +79,14 @@ class Life(Protocol):
         """Return whether the engine answers a request now."""
 
     def account(self) -> None:
-        """Note that its end was reported, or that the suite caused it."""
+        """Record that the engine's end was reported, or that the suite caused it."""
 
 
 class ManagedLife:
     """The life of a server that the suite has started.
 
     Args:
-        managed: The server, ready, with all processes that it needs.
+        managed: The server, after it has become ready.
     """
 
     def __init__(self, managed: ManagedServer) -> None:
@@ -97,10 +100,11 @@ class ManagedLife:
         self._settled = False
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Return whether it lives.
+        """Return whether the engine lives.
 
-        It is dead if its main process ended, if /health reports an error, or if a process ended
-        that it had when it was ready. A crashed process counts even if the server has replaced it.
+        The engine counts as dead if its main process ended, if /health reports an error, or if any
+        process ended that it had when it became ready. A crashed process counts even if the server
+        has replaced the process.
 
         Args:
             asked_within_s: /health is not requested if it answered within this many seconds.
@@ -110,7 +114,7 @@ class ManagedLife:
         return self._dead or Alive()
 
     def account(self) -> None:
-        """Note that its end was reported, or that the suite caused it."""
+        """Record that the engine's end was reported, or that the suite caused it."""
         self.accounted = True
 
     def _find_death(self, asked_within_s: float) -> Dead | None:
@@ -126,9 +130,9 @@ class ManagedLife:
         return Dead(end, cause, time.monotonic(), log)
 
     def after_failure(self) -> Alive | Dead:
-        """Return whether it lives, after a request has failed.
+        """Return whether the engine lives, after a request has failed.
 
-        If an engine dies, its API server ends some seconds later; this method waits for that.
+        If an engine dies, its API server ends some seconds later. This method waits for this end.
         """
         until(lambda: self.managed.launch.exit_status is not None, DYING_S)
         state = self.state()
@@ -136,13 +140,13 @@ class ManagedLife:
         return state
 
     def ended_since(self, began: float, *, wait_s: float = 0.0) -> bool:
-        """Return whether it ended since a moment, by its processes alone.
+        """Return whether the engine ended since a given time, judged only by its processes.
 
-        A server that hangs has not ended.
+        A server that hangs counts as alive.
 
         Args:
-            began: The moment (``time.monotonic``).
-            wait_s: How long to wait for its end, in seconds. Clients may get a reset connection or
+            began: The time (``time.monotonic``).
+            wait_s: How long to wait for the end, in seconds. A client may get a reset connection or
                 a status 500 some seconds before the process ends.
         """
         if self.managed.launch.was_stopped:
@@ -154,9 +158,9 @@ class ManagedLife:
         return killed and not self.answers()
 
     def answers(self, within_s: float = 5.0) -> bool:
-        """Return whether it serves a token.
+        """Return whether the engine answers a request for one token.
 
-        A web server may answer /health although its engine is gone.
+        /health is not sufficient, because the web server may answer it although the engine is gone.
 
         Args:
             within_s: The timeout of the request, in seconds.
@@ -196,7 +200,8 @@ class ManagedLife:
                 answer = type(error).__name__
         if answer == "200":
             return None
-        # A dying server answers 503 or nothing shortly before it exits: its status says more.
+        # A dying server answers 503 or nothing shortly before it exits. Wait for the exit status,
+        # which shows the cause better.
         until(lambda: self.managed.launch.exit_status is not None, 1.0)
         exit_status = self.managed.launch.exit_status
         ended = (
@@ -226,9 +231,9 @@ class ManagedLife:
 
 
 def _was_killed(entry: Mapping[str, Any], began: float) -> bool:
-    """Return whether a process was ended by a signal since a moment, and not by the suite.
+    """Return whether a process was ended by a signal after `began` that the suite did not send.
 
-    SIGTERM is a request to end, and no crash.
+    SIGTERM does not count, because it is a request to end.
     """
     status = entry.get("status") or 0
     if entry.get("by_us") or status >= 0 or status == -signal.SIGTERM:

@@ -1,4 +1,4 @@
-"""The processes that listen at an address, and the servers to which they pass requests on."""
+"""Find the processes that listen at an address, and the servers to which they forward requests."""
 
 import contextlib
 import ipaddress
@@ -48,9 +48,9 @@ def is_here(host: str) -> bool:
 def listeners(host: str, port: int) -> list[psutil.Process]:
     """Return every process of this machine that holds the socket which listens at an address.
 
-    Several hold it if a server forks: the process that opened the socket, and its workers.
-    Processes of another user, or in a container, are not found. The table of sockets is read once
-    for each network namespace; psutil reads it once for each process.
+    If a server forks, several processes hold the socket: the one that opened it, and its workers.
+    Processes of another user, or in a container, are not found. This function reads the table of
+    sockets once for each network namespace; psutil would read it once for each process.
 
     Args:
         host: The name of a host, or an IP address.
@@ -62,7 +62,7 @@ def listeners(host: str, port: int) -> list[psutil.Process]:
     exact = []
     general = []
     for process in psutil.process_iter():
-        # Suppressed: the process has ended, or is another user's.
+        # These errors mean that the process has ended, or belongs to another user.
         with contextlib.suppress(psutil.Error, OSError):
             namespace = os.readlink(f"/proc/{process.pid}/ns/net")  # noqa: PTH115
             if namespace not in tables:
@@ -75,14 +75,15 @@ def listeners(host: str, port: int) -> list[psutil.Process]:
                 exact.append(process)
             if any(address.is_unspecified for address in local):
                 general.append(process)
-    # The kernel prefers a socket at the very address to one that listens at any address.
+    # The kernel prefers a socket bound to exactly this address over one bound to any address.
     return exact or general
 
 
 def find_upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
-    """Return the address to which processes that listen at a port have a connection.
+    """Return the address of another server to which the processes of a port are connected.
 
-    A proxy has one to its server while it answers. Connections among the processes do not count.
+    While a proxy answers a request, it has a connection to the server behind it. Connections among
+    the processes themselves do not count.
 
     Args:
         processes: The processes that listen, and their children.
@@ -105,7 +106,7 @@ def find_upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
 
 
 def _listening_sockets(pid: int, port: int) -> dict[str, Address]:
-    """Return the addresses of the sockets that listen at a port, by their names in /proc/PID/fd."""
+    """Return each socket that listens at a port: its name in /proc/PID/fd, and its address."""
     found = {}
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(FileNotFoundError):  # this kernel has no IPv6
@@ -121,8 +122,8 @@ def _listening_sockets(pid: int, port: int) -> dict[str, Address]:
 def _open_files(pid: int) -> Iterator[str]:
     """Yield the target of each open file of a process.
 
-    A run reads thousands of them at the end of each test; with a Path for each, this would take
-    four times as long.
+    A run reads thousands of open files at the end of each test. Creating a Path for each file would
+    make this four times as slow.
     """
     folder = f"/proc/{pid}/fd"
     for number in os.listdir(folder):  # noqa: PTH208
@@ -131,7 +132,7 @@ def _open_files(pid: int) -> Iterator[str]:
 
 
 def _address_of_kernel(text: str) -> Address:
-    """Return an address of /proc/net/tcp: words of 32 bits in the machine's byte order."""
+    """Convert an address of /proc/net/tcp, which consists of 32-bit words in native byte order."""
     words = struct.unpack(f">{len(text) // 8}I", bytes.fromhex(text))
     return _unmapped(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))
 
@@ -141,7 +142,7 @@ def _address(text: str) -> Address:
 
 
 def _unmapped(address: Address) -> Address:
-    """Return the IPv4 address that an IPv6 address stands for, else the address itself."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address

@@ -32,7 +32,7 @@ class LlamaCpp:
             environment: The whole environment in which it would run.
 
         Raises:
-            UsageError: There is no such program.
+            UsageError: The program does not exist.
         """
         answer = _run([python, "--version"], environment, python)
         match = re.search(r"version: (\S+)", answer.stderr + answer.stdout)
@@ -41,9 +41,9 @@ class LlamaCpp:
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """Return the command line, see `protocol.Engine`.
 
-        It switches on the metrics that the suite reads. The key is passed in the environment. A
-        model that is no file is a repository of the Hugging Face hub, which the server loads from
-        its cache or downloads.
+        The command enables the metrics that the suite reads. The API key is passed in the
+        environment. If the model is not a file, it is taken as a repository of the Hugging Face
+        hub, which the server loads from its cache or downloads.
 
         Args:
             configuration: The configuration of the server.
@@ -60,11 +60,12 @@ class LlamaCpp:
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """Return the whole environment, see `protocol.Engine`.
 
-        The log contains the tensors, the attention and the caches only from verbosity 4 on.
+        The environment sets verbosity 4, because the log describes the tensors, the attention and
+        the caches only from this verbosity on.
 
         Args:
             configuration: The configuration of the server.
-            api_key: The key that it must require.
+            api_key: The key that the server must require.
         """
         return {
             **os.environ,
@@ -79,7 +80,8 @@ class LlamaCpp:
     ) -> list[str | None]:
         """Return the program's own message for each list of arguments; None if it accepts it.
 
-        The program reads its arguments in their order, and ends at ``--version``.
+        The program checks its arguments in their order, and exits at ``--version``, so this method
+        appends ``--version`` to each list.
 
         Args:
             python: The path of the program.
@@ -87,7 +89,7 @@ class LlamaCpp:
             environment: The whole environment in which it would run.
 
         Raises:
-            UsageError: There is no such program.
+            UsageError: The program does not exist.
         """
         answers: list[str | None] = []
         for arguments in lists:

@@ -1,4 +1,4 @@
-"""A server that the suite starts, watches and stops without leftovers."""
+"""A server that the suite starts, watches, and stops with all of its processes."""
 
 import secrets
 import signal
@@ -23,17 +23,20 @@ from sm121.engines.start_watch import StartWatch
 from sm121.engines.starting import StartHooks, StartLimits, StartPhase
 from sm121.evidence.mapped import MappedLibrary
 
-#: The memory of a server must be back within this time after its end.
+#: After a server has ended, its memory must be free again within this many seconds.
 _MEMORY_BACK_WITHIN_S = 10.0
 #: Number of ports that are tried if other processes take them.
 _PORT_ATTEMPTS = 3
-#: Seconds that the supervisor gets in addition to the server's before it is killed.
+#: Before the supervisor is killed, it gets this many seconds more than the server.
 _SUPERVISOR_STOPS_S = 20.0
 
 
 @dataclass
 class ManagedServer:
-    """A server of the suite: started (again if its port was taken), watched and stopped."""
+    """A server that the suite starts, watches and stops.
+
+    If its port was taken, it is started again.
+    """
 
     #: The configuration to start.
     configuration: ServerConfiguration
@@ -42,15 +45,16 @@ class ManagedServer:
     limits: StartLimits
     #: The folder of its log and status.
     directory: Path
-    #: The id of the run, which is in the environment of each process.
+    #: The id of the run, which is in the environment of each process of the server.
     run_id: str
     hooks: StartHooks = field(default_factory=StartHooks)
-    #: Variables that are added to the server's environment.
+    #: Environment variables to add to the server's environment.
     added: Mapping[str, str] = field(default_factory=dict)
     #: The server's parts on other machines.
     other_nodes: OtherNodes = field(default_factory=NoOtherNodes)
 
-    #: The current or last attempt to start it; before the first, the attempt that comes next.
+    #: The current or last attempt to start the server; before the first one, the attempt that comes
+    #: next.
     launch: Launch = field(init=False)
     #: The address of the ready server; None if it does not run.
     endpoint: Endpoint | None = field(init=False, default=None)
@@ -77,7 +81,8 @@ class ManagedServer:
         """Start the server, and return when it has served a token.
 
         Raises:
-            StartError: It did not become ready: one of its subclasses. Nothing is left running.
+            StartError: The server did not become ready. The subclass shows why. No process is left
+                running.
         """
         self._prepare()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
@@ -90,18 +95,18 @@ class ManagedServer:
                     raise
                 line = f"port {port} was taken by another process; trying another port"
                 self.hooks.notify(StartPhase(line))
-            except BaseException:  # Ctrl-C too: nothing may be left behind
+            except BaseException:  # includes Ctrl-C: no process may be left behind
                 self.stopped = self.stop()
                 raise
         raise AssertionError("unreachable")
 
     def start_rank(self) -> None:
-        """Start a rank that serves no requests itself, and do not wait for it."""
+        """Start a rank that serves no requests itself, and return without waiting for it."""
         self._prepare()
         self._start_process()
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return the first fault of a node of the server, or None. Later faults do not replace it.
+        """Return the first fault of any node of the server, or None.
 
         Args:
             settle_s: How long to wait for reports of the nodes, in seconds.
@@ -109,11 +114,11 @@ class ManagedServer:
         return self.other_nodes.fault(self.launch, settle_s)
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """Return the log and the last state of each other node, by a name for files."""
+        """Return the log and the last state of each other node. The keys fit in file names."""
         return self.other_nodes.described()
 
     def nccl_by_node(self) -> Mapping[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks of each node mapped, by the node."""
+        """Return, for each node, the NCCL libraries that its ranks have mapped."""
         return self.other_nodes.nccl_by_node(self.launch)
 
     def _prepare(self) -> None:
@@ -127,16 +132,16 @@ class ManagedServer:
         return self.endpoint is not None and self.launch.exit_status is None
 
     def kill(self) -> None:
-        """Send SIGKILL to the engine's processes at once, before the machine runs out of memory.
+        """Send SIGKILL to the engine's processes, before the machine runs out of memory.
 
-        The supervisor stays and cleans up; the caller must still call `stop`.
+        The supervisor is not killed, and cleans up. The caller must still call `stop`.
         """
         self.launch.kill()
 
     def stop(self) -> StopReport:
-        """Stop the server on every node, by SIGTERM and then SIGKILL.
+        """Stop the server on every node, with SIGTERM and then SIGKILL.
 
-        It may be called repeatedly.
+        A second call does no harm.
         """
         self.other_nodes.stopping()
         report = self._stop_launch()
@@ -164,7 +169,7 @@ class ManagedServer:
         self.endpoint = None
         try:
             survivors = launch.end_what_is_left(session)
-        finally:  # a second Ctrl-C too: no secret may be left behind
+        finally:  # also after a second Ctrl-C: no secret may be left in the log
             self._redact(launch.log)
         returned = Returned()
         if self._memory_before is not None:
@@ -252,8 +257,9 @@ class ManagedServer:
 
 
 def _crash_at_stop(status: int | None) -> str | None:
-    """Return the signal that killed a server after it was told to stop, or None."""
-    # SIGKILL ends a server that does not end in time, or whose supervisor was killed.
+    """Return the signal that killed a server after the suite had requested its stop, or None."""
+    # SIGKILL does not count as a crash here: a server that does not end in time, or whose
+    # supervisor was killed, is ended with SIGKILL.
     if status is None or status not in FATAL or status == -signal.SIGKILL:
         return None
     return signal.Signals(-status).name

@@ -8,10 +8,10 @@ from sm121.evidence.crash_bundle import EngineProcesses, Evidence
 
 
 def processes_of(managed: ManagedServer | None) -> EngineProcesses:
-    """Return the processes of a server that the suite started; nothing of an attached one.
+    """Return the processes of a server that the suite started; none for an attached server.
 
     Args:
-        managed: The server; None: it is attached.
+        managed: The server; None for an attached server.
     """
     if managed is None:
         return EngineProcesses()
@@ -32,10 +32,10 @@ def add(
     """Add the log, the exit status, the configuration, the nodes and the environment of a server.
 
     Args:
-        evidence: The evidence of its end, which is changed.
+        evidence: The evidence of the server's end, which is modified in place.
         managed: The server.
         version: The version of its engine; None if it is not known.
-        secrets: Known secrets, which its configuration must not show.
+        secrets: Known secrets, which must not appear in the description of the configuration.
     """
     configuration = managed.configuration
     evidence.log = managed.launch.log

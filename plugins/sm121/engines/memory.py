@@ -1,4 +1,4 @@
-"""Compare the memory of the machine before and after a server: find what was not freed.
+"""Compare the memory of the machine before and after a server, to find memory that was not freed.
 
 - Memory that a living process holds is not missing.
 - Memory that is not free, and certainly held by no process, is missing.
@@ -14,37 +14,38 @@ from pathlib import Path
 
 from sm121.engines.device_memory import read_devices
 
-#: The first of all pid namespaces (PROC_PID_INIT_INO of linux/proc_ns.h). From inside another one
-#: not all processes that hold a GPU's memory are visible.
+#: The initial pid namespace (PROC_PID_INIT_INO of linux/proc_ns.h). A process in another namespace
+#: cannot see all processes that hold a GPU's memory.
 _OF_THE_MACHINE = "pid:[4026531836]"
 _MEMINFO = Path("/proc/meminfo")
-#: Since Linux 6.7 up to an eighth of the memory waits in lists of each CPU after it was freed, for
-#: minutes, and is not in MemAvailable.
+#: Since Linux 6.7, up to an eighth of the memory may stay in per-CPU lists for minutes after it was
+#: freed. MemAvailable does not include it.
 _ZONES = Path("/proc/zoneinfo")
 #: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
 #: machine can raise. They count every process of the machine, also those of other containers.
 _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "Balloon")
 #: Files in memory, and locked pages. The kernel does not report their owners.
 _SHARED = ("Shmem", "Unevictable")
-#: The page cache and other processes change what is available. A smaller loss is not reported.
+#: A smaller loss is not reported, because the page cache and other processes change the available
+#: memory, too.
 _SLACK_BYTES = 1 << 30
-#: Seconds between two readings while the suite waits for memory.
+#: Seconds between two readings while the suite waits for memory to be freed.
 _LOOK_EVERY_S = 0.2
-#: Share of a server's memory: a smaller loss may be due to any process.
+#: A loss below this share of the server's memory may be due to any process.
 _LITTLE = 0.05
 
 
 @dataclass(frozen=True)
 class Returned:
-    """The part of the memory that did not come back after a stop; without fields, all came back."""
+    """The memory that was not freed after a stop. The default values mean that all was freed."""
 
     #: Bytes that are not free and certainly held by no process.
     missing_bytes: int = 0
     #: Bytes that are not free, and that an invisible process may hold.
     unproven_bytes: int = 0
-    #: A description of the unproven memory.
+    #: Which memory `unproven_bytes` is about, for messages.
     where: str = ""
-    #: Whether a healthy stop may leave this much once, if the next stop does not.
+    #: Whether a healthy stop may leave this much memory once, so that only a repetition is a fault.
     usual: bool = False
 
     @property
@@ -57,10 +58,10 @@ class Returned:
 
         Args:
             other: The memory of that machine.
-            name: Its name, for the text.
+            name: The name of that machine, for messages.
 
         Returns:
-            The sum of what is missing, and the larger one of what is unproven.
+            The sum of the missing bytes of both machines, and the larger number of unproven bytes.
         """
         missing = self.missing_bytes + other.missing_bytes
         if other.unproven_bytes <= self.unproven_bytes:
@@ -91,28 +92,28 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class _Loss:
-    """The decrease of one memory between two readings, in bytes."""
+    """How much the free memory of the machine, or of its GPUs, decreased between two readings."""
 
     #: Bytes that are not free and certainly held by no process.
     missing: int
     #: Bytes that are not free, and that an invisible process may hold.
     unproven: int
-    #: A description of the memory.
+    #: Which memory decreased, for messages.
     where: str
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory at one moment, in bytes."""
+    """A reading of the memory of the machine and of its GPUs, in bytes."""
 
-    #: MemAvailable, plus the freed memory in the lists of each CPU.
+    #: MemAvailable, plus the freed memory in the per-CPU lists.
     available: int
     #: Bytes held by living processes of all users and containers. None if the kernel does not
     #: report it.
     held: int | None
     #: Files in memory and locked pages of all processes.
     shared: int
-    #: None without a GPU.
+    #: The memory of the GPUs; None if there is no GPU.
     device: DeviceUse | None
 
     @classmethod
@@ -130,8 +131,8 @@ class Memory:
     def returned(self, later: "Memory", at_work: "Memory | None" = None) -> "Returned":
         """Compare the memory after a stop with this reading, made before the start.
 
-        Memory that living processes hold is not missing. Only memory counts that is not free
-        although no process holds it, such as memory that a driver keeps on unified memory.
+        Memory that living processes hold is not missing. Memory counts as missing only if it is not
+        free although no process holds it. An example is unified memory that the driver keeps.
 
         Args:
             later: The memory after the stop.
@@ -151,11 +152,11 @@ class Memory:
         )
 
     def returned_within(self, patience_s: float, at_work: "Memory | None" = None) -> "Returned":
-        """Wait until all memory came back, and return the part that did not come back in time.
+        """Wait until all memory is freed, and return the part that was not freed in time.
 
         Args:
             patience_s: How long to wait, in seconds.
-            at_work: As of `returned`.
+            at_work: The memory just before the stop; None if the server had ended by itself.
         """
         deadline = time.monotonic() + patience_s
         while True:
@@ -167,8 +168,8 @@ class Memory:
     def _usual(self, later: "Memory", at_work: "Memory | None") -> int:
         """Return how many bytes may be missing after a healthy stop.
 
-        It is 0 unless the holders of a GPU's memory are invisible. In that case a driver keeps some
-        memory after its first use, and other processes may use some.
+        The result is 0 if all processes that hold GPU memory are visible. Otherwise it allows for
+        memory that the driver keeps after its first use, and for memory of other processes.
         """
         before = self.device
         after = later.device
@@ -182,7 +183,7 @@ class Memory:
         return max(2 * _SLACK_BYTES, int(took * _LITTLE))
 
     def _losses(self, later: "Memory") -> list[_Loss]:
-        """Return the loss of the machine's memory and of the GPUs', one entry for each memory."""
+        """Return the loss of the machine's memory, and that of separate GPU memory."""
         decrease = self.available - later.available
         decrease -= max(0, (later.held or 0) - (self.held or 0))
         is_known = self.held is not None and later.held is not None
@@ -194,7 +195,7 @@ class Memory:
             return [system]
         is_shown = before.held is not None and after.held is not None
         on_device = max(0, (after.held or 0) - (before.held or 0)) if is_shown else 0
-        if before.used is None or after.used is None:  # one memory for CPU and GPU
+        if before.used is None or after.used is None:  # CPU and GPU share one memory
             missing = certain - on_device if is_known and is_shown else 0
             return [_Loss(missing, decrease - on_device, "device memory")]
         used = after.used - before.used - on_device
@@ -202,7 +203,7 @@ class Memory:
 
 
 def _waiting_in_zones() -> int:
-    """Return the bytes that were freed and wait in lists of each CPU; 0 if they cannot be read."""
+    """Return the number of freed bytes in the per-CPU lists; 0 if the lists cannot be read."""
     if not os.access(_ZONES, os.R_OK):
         return 0
     counts = re.findall(r"^\s+count:\s+(\d+)$", _ZONES.read_text("ascii"), re.MULTILINE)

@@ -1,13 +1,14 @@
-"""The agent on another node of a server, without pytest: ``COMMAND -m sm121.engines.node_agent``.
+"""The agent on another node of a server, started as ``COMMAND -m sm121.engines.node_agent``.
 
-It reads a question in JSON, and answers in lines of JSON behind `MARK`:
+The agent works without pytest. It reads a request in JSON from standard input, and writes its
+answers as lines of JSON with the prefix `MARK`. The requests are:
 
-- ``look``: it looks at its machine.
-- ``start``: it starts a rank of the server, and reports its state.
+- ``look``: report the facts of the machine.
+- ``start``: start a rank of the server, and report the state of this rank repeatedly.
 
-While it reports, a line `STACKS` on its standard input asks for the stacks of its rank's processes.
-At the end of its standard input, or after ``lease_s`` of silence, it stops everything that it has
-started.
+While the agent reports, the suite may send the line `STACKS` to request the stack traces of the
+rank's processes. If standard input ends, or brings no line for ``lease_s`` seconds, the agent stops
+everything that it has started.
 """
 
 import contextlib
@@ -40,11 +41,12 @@ from sm121.evidence.unanswered import unanswered
 
 #: The prefix of each answer. Lines without it come from other programs.
 MARK = "sm121-node "
-#: The line that asks for stacks.
+#: The line that requests the stack traces.
 STACKS = "stacks"
 #: Seconds between two reports of the state.
 _STATE_EVERY_S = 1.0
-#: Seconds between two looks at all processes, which take a slow core tens of milliseconds.
+#: Seconds between two readings of all processes. One reading takes tens of milliseconds on a slow
+#: core.
 _TREE_EVERY_S = 3.0
 _MAPPED_EVERY_S = 10.0
 _REACH_EVERY_S = 2.0
@@ -58,14 +60,14 @@ _MOST_STACKS = 1 << 18
 
 
 def facts(configuration: ServerConfiguration) -> dict[str, Any]:
-    """Return this machine's packages, variables, GPUs and model for a configuration.
+    """Return this machine's packages, environment variables, GPUs and model for a configuration.
 
     Args:
         configuration: The configuration.
 
     Returns:
-        ``model``: the digest of its files, None if it is no folder. ``available_bytes``: the free
-        memory. ``record``: the reproducibility record.
+        ``model``: the digest of the model's files; None if the model is not a folder.
+            ``available_bytes``: the free memory. ``record``: the reproducibility record.
     """
     engine = registry.engine(configuration.engine)
     folder = Path(configuration.model)
@@ -86,16 +88,16 @@ def facts(configuration: ServerConfiguration) -> dict[str, Any]:
 
 
 def bound_to(toward: str, configuration: ServerConfiguration) -> dict[str, str]:
-    """Return the variables that bind a rank to the link to an address.
+    """Return the environment variables that make a rank use the network link to an address.
 
-    Variables that the user gave stay as they are.
+    Variables that the user has set are not changed.
 
     Args:
         toward: The IPv4 address of rank 0.
         configuration: The configuration, with the user's variables.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((toward, 9))  # sends nothing: the kernel chooses the route
+        probe.connect((toward, 9))  # sends nothing, but makes the kernel choose the route
         address = str(probe.getsockname()[0])
     variables = {"VLLM_HOST_IP": address}
     for name, entries in psutil.net_if_addrs().items():
@@ -110,20 +112,21 @@ def write_answer(kind: str, content: object) -> None:
 
     Args:
         kind: The kind of the answer.
-        content: Its content, which JSON can hold.
+        content: Its content, which must be serialisable as JSON.
     """
     sys.stdout.write(f"{MARK}{json.dumps({kind: content})}\n")
     sys.stdout.flush()
 
 
 def answer_in(line: str) -> dict[str, Any]:
-    """Return the answer in a line of an agent, by its kind.
+    """Parse a line of an agent, and return its answer with the kind as the key.
 
     Args:
-        line: The line. A banner of the node may be before `MARK`, without the end of its line.
+        line: The line. Other output of the node, such as a banner without a line end, may precede
+            `MARK`.
 
     Raises:
-        ValueError: The line has no answer.
+        ValueError: The line contains no answer.
     """
     answer = json.loads(line.partition(MARK)[2])
     if not isinstance(answer, dict):
@@ -149,13 +152,13 @@ def _why_unreachable(host: str, port: int) -> str | None:
 
 
 class _Reporter:
-    """Reports the state of a rank, until the suite ends or is silent."""
+    """Reports the state of a rank, until the suite ends or sends nothing for too long."""
 
     def __init__(self, server: ManagedServer, question: Mapping[str, Any]) -> None:
         self._server = server
         self._beacon: tuple[str, int] = tuple(question["beacon"])
         self._lease_s: float = question["lease_s"]
-        #: Bytes of the log that were sent.
+        #: How many bytes of the log were sent.
         self._sent = 0
         self._reached_at = 0.0
         self._unreachable: str | None = None
@@ -166,7 +169,7 @@ class _Reporter:
         self._tree_at = 0.0
         self._nccl: list[dict[str, Any]] = []
         self._nccl_at = 0.0
-        #: The stacks that were taken and not yet reported; None: there are none.
+        #: Stack traces that were read and not yet reported; None if there are none.
         self._stacks: str | None = None
 
     def run(self) -> None:
@@ -192,7 +195,7 @@ class _Reporter:
                 self._stacks = None
 
     def _take_stacks(self) -> None:
-        """Take the stacks in a thread, because the states must not stop meanwhile."""
+        """Read the stack traces in a thread, so that the states are reported meanwhile."""
         launch = self._server.launch
         tree = process_snapshot.snapshot(launch.processes())
 
@@ -214,8 +217,9 @@ class _Reporter:
     def tell_state(self) -> None:
         self._refresh(time.monotonic())
         server = self._server
-        # In this order: a status without the end of its process would lose the cause, and kernel
-        # messages are slow to read.
+        # Read the exit status first. If it were read last, a report could contain a status without
+        # the exit of its process, so that the cause would be lost; and kernel messages are slow to
+        # read.
         exit_status = server.launch.exit_status
         exits = server.launch.exits()
         kernel = kernel_messages.since(server.launch.at).of_note[-_MOST_LINES:] if exits else []
@@ -235,7 +239,7 @@ class _Reporter:
         )
 
     def _refresh(self, now: float) -> None:
-        """Read each part of the state again that is too old."""
+        """Read those parts of the state again that are too old."""
         server = self._server
         if now - self._reached_at > _REACH_EVERY_S:
             self._reached_at = now
@@ -252,14 +256,15 @@ class _Reporter:
 
 
 def _with_age(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Add how long ago a process ended: this machine's clock is not that of the suite."""
+    """Add how long ago a process ended, because the clocks of this machine and the suite differ."""
     return {**entry, "ago_s": time.monotonic() - entry["monotonic_s"]}
 
 
 def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
     rank = Rank(**question["rank"])
     added = {**bound_to(rank.address, configuration), **question["added"]}
-    # The engine makes the folders of its traces: the report's, which is not on this machine.
+    # The engine creates the folder for its traces. This folder is in the report directory, which
+    # does not exist on this machine.
     traces = Path(configuration.traces or "/")
     missing = [parent for parent in traces.parents if not parent.exists()]
     with tempfile.TemporaryDirectory(prefix="sm121-node-", dir=scratch_base()) as folder:
@@ -281,7 +286,7 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
             if missing:
                 shutil.rmtree(traces, ignore_errors=True)
             for parent in missing:
-                with contextlib.suppress(OSError):  # somebody else has put something there
+                with contextlib.suppress(OSError):  # another program has put a file there
                     parent.rmdir()
         reporter.tell_log()
         kernel = kernel_messages.since(server.launch.at)
@@ -290,7 +295,7 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
 
 
 def main() -> int:
-    """Read a question from standard input, and answer it.
+    """Read a request from standard input, and answer it.
 
     Returns:
         The exit status.

@@ -20,20 +20,22 @@ from sm121.core.printable import printable
 from sm121.core.server import Node
 from sm121.engines import node_agent
 
-#: Longest line that a node may write; a longer one is truncated.
+#: The maximum length of a line of a node, in bytes; a longer line is truncated.
 _LONGEST = 1 << 21
 _LONGEST_NAME = 64
 _AGENT = ("-m", "sm121.engines.node_agent")
-#: Options of ssh that have a value (ssh(1)).
+#: The options of ssh that take a value (ssh(1)).
 _SSH_VALUES = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
 
 
 def name_of(command: Sequence[str], host: str | None = None) -> str:
-    """Return a name for the machine of a command: ssh's host, this machine, or its own name.
+    """Return a name for the machine on which a command runs Python.
+
+    It is the host of an ssh command, "this machine", or the machine's own host name.
 
     Args:
         command: The command of the node.
-        host: The machine's own name; None before it has reported it.
+        host: The machine's own host name; None before the machine has reported it.
     """
     if Path(command[0]).name == "ssh":
         destination = _ssh_destination(command[1:])
@@ -57,12 +59,12 @@ def _ssh_destination(arguments: Sequence[str]) -> str | None:
 
 
 def question(configuration: ServerConfiguration, kind: str, **more: object) -> dict[str, Any]:
-    """Return the question for a node.
+    """Return the request for a node.
 
     Args:
         configuration: The configuration of the server.
         kind: ``look`` or ``start``, of `node_agent`.
-        more: The other fields of that question.
+        more: The other fields of that request.
     """
     table = dataclasses.asdict(configuration)
     fields = [one.name for one in dataclasses.fields(configuration) if one.init]
@@ -75,9 +77,9 @@ class NodeProcess:
 
     Args:
         rank: The number of the node; 1 or more.
-        command: The command that runs Python on it.
-        request: The question for it, of `question`.
-        log: Gets the log of its rank.
+        command: The command that runs Python on the node.
+        request: The request for the node, a result of `question`.
+        log: The file into which the log of the node's rank is copied.
 
     Raises:
         UsageError: The command cannot be started.
@@ -96,16 +98,16 @@ class NodeProcess:
         self.last_line = ""
         #: The last answer of each kind.
         self.answers: dict[str, Any] = {}
-        #: The time of its last line (``time.monotonic``).
+        #: When the node sent its last line (``time.monotonic``).
         self.heard_at = time.monotonic()
-        #: The time of its last state.
+        #: When the node sent its last state (``time.monotonic``).
         self.state_at = self.heard_at
-        #: The time of the first report of each lasting fault: unreachable, and each stopped
-        #: process.
+        #: For each lasting fault, when it was first reported. The keys are "unreachable", and the
+        #: pids of stopped processes.
         self.since: dict[str, float] = {}
-        #: The time of the first report of each connection without an answer.
+        #: For each connection without an answer, when this was first reported.
         self.unanswered_since: dict[str, float] = {}
-        #: Whether the node has ever reached this machine.
+        #: Whether the node has ever connected to this machine.
         self.has_reached = False
         try:
             self._process = subprocess.Popen(
@@ -122,7 +124,7 @@ class NodeProcess:
         self.say(json.dumps(request) + "\n")
 
     def say(self, text: str) -> None:
-        """Write to its standard input; nothing happens if it has ended.
+        """Write to the standard input of the node's command. If the command has ended, do nothing.
 
         Args:
             text: The text.
@@ -132,7 +134,7 @@ class NodeProcess:
             self._process.stdin.write(text.encode())
             self._process.stdin.flush()
         except (OSError, ValueError):
-            return  # `exit_status` and the last line show its end
+            return  # `exit_status` and the last line will show that the command has ended
 
     @property
     def exit_status(self) -> int | None:
@@ -141,12 +143,12 @@ class NodeProcess:
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The state of the rank by the node's last report; empty before the first report."""
+        """The state of the rank in the node's last report; empty before the first report."""
         state: Mapping[str, Any] = self.answers.get("state") or {}
         return state
 
     def wait_for(self, kind: str, within_s: float) -> Any:
-        """Return an answer of a kind.
+        """Wait for an answer of the given kind, and return it.
 
         Args:
             kind: ``host``, ``facts``, ``state``, ``stacks`` or ``stopped``.
@@ -172,21 +174,24 @@ class NodeProcess:
         return self.answers[kind]
 
     def ask_for_stacks(self) -> None:
-        """Ask for the stacks of its rank's processes, the answer ``stacks``."""
+        """Request the stack traces of the rank's processes.
+
+        They arrive as the answer ``stacks``.
+        """
         self.answers.pop("stacks", None)
         self.say(f"{node_agent.STACKS}\n")
 
     def close(self, within_s: float) -> Mapping[str, Any] | None:
-        """Tell the node to stop everything that it has started.
+        """Make the node stop everything that it has started.
 
         Args:
             within_s: The seconds after which its command is killed.
 
         Returns:
-            Its report; None if none came in time.
+            The node's report; None if no report came in time.
         """
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: nobody reads there
+        with contextlib.suppress(OSError):  # the command has ended, and does not read its input
             self._process.stdin.close()
         try:
             self._process.wait(within_s)

@@ -1,4 +1,4 @@
-"""The other nodes of a server that spans machines: which of them are lost, and why."""
+"""Detect which of the other nodes of a server that spans machines are lost, and why."""
 
 import contextlib
 import math
@@ -24,20 +24,20 @@ from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.unanswered import Connection, unanswered
 
 _SAY_EVERY_S = 2.0
-#: The time limit for the stacks of the other nodes, in seconds.
+#: The time limit for reading the stack traces of the other nodes, in seconds.
 _STACKS_WITHIN_S = 20.0
-#: The same if a node is lost, because clients wait until the server is ended.
+#: The shorter time limit after the loss of a node, because clients wait until the server is ended.
 _STACKS_AT_FAULT_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True)
 class NodeLoss:
-    """A node that is lost to its server.
+    """A node that no longer takes part in its server.
 
     Attributes:
         node: The node.
-        how: The evidence.
-        state: The last report of the node, whose rank has ended; None if it has not.
+        how: The evidence of the loss.
+        state: The last report of the node, if its rank has ended; None if the rank has not ended.
     """
 
     node: Node
@@ -45,11 +45,11 @@ class NodeLoss:
     state: Mapping[str, Any] | None = None
 
     def error(self, kind: type[ServerError], log: Path) -> ServerError:
-        """Return the error of the server.
+        """Return the loss as an error of the server.
 
         Args:
-            kind: Its class.
-            log: The log of rank 0, for a node without one.
+            kind: The class of the error.
+            log: The log of rank 0, which is named if the node has no log.
         """
         log = self.node.log or log
         cause = failure.ended("node", [], node=self.node, machine=self.node.name, how=self.how)
@@ -72,26 +72,27 @@ class NodeLoss:
 
 @dataclass
 class NodeWatch:
-    """The other nodes of a server, and this machine's end of their links."""
+    """Watches the other nodes of a server, and this machine's end of the network links to them."""
 
     others: list[NodeProcess] = field(default_factory=list)
     #: The first fault of a node in the current attempt to start; later faults do not replace it.
     fault: ServerError | None = None
     #: When the server was ready (``time.monotonic``); minus infinity before.
     ready_at: float = -math.inf
-    #: Set when the server is stopped.
+    #: Set when the server is being stopped, so that watching ends.
     is_over: threading.Event = field(default_factory=threading.Event)
-    #: When each connection of rank 0 was first found without an answer from the other node.
+    #: For each connection of rank 0 without an answer from the other node: when this was first
+    #: noticed.
     unanswered_since: dict[Connection, float] = field(default_factory=dict)
-    #: The stacks of each other node when a fault was found, by the name of its files.
+    #: The stack traces of each other node, read when a fault was found. The keys fit in file names.
     stacks_at_fault: dict[str, str] = field(default_factory=dict)
-    #: Held while a fault is looked for, by the thread that watches or by a test.
+    #: Locked by the watching thread or by a test while it searches for a fault.
     _looking: threading.Lock = field(default_factory=threading.Lock)
-    #: The socket to which the nodes connect, to test whether they reach this machine.
+    #: The socket to which the nodes connect, to check that they reach this machine.
     _beacon: socket.socket | None = None
-    #: When a sign of life was last sent to the nodes (``time.monotonic``).
+    #: When a heartbeat was last sent to the nodes (``time.monotonic``).
     _said: float = 0.0
-    #: When each process of rank 0 was first found stopped.
+    #: For each process of rank 0 that is stopped by a signal: when this was first noticed.
     _stopped_since: dict[int, float] = field(default_factory=dict)
 
     def open(self, host: str) -> tuple[str, int]:
@@ -115,14 +116,14 @@ class NodeWatch:
         return others
 
     def begin(self) -> None:
-        """Forget what was found in an earlier attempt to start the server."""
+        """Discard the results of an earlier attempt to start the server."""
         self.fault = None
         self.stacks_at_fault = {}
         self.unanswered_since = {}
         self.ready_at = -math.inf
 
     def look(self, launch: Launch, kind: type[ServerError]) -> None:
-        """Find the first fault of a node, unless there is one.
+        """Search for a fault of a node, unless one was found before, and store it in `fault`.
 
         Args:
             launch: The launch of rank 0.
@@ -134,18 +135,20 @@ class NodeWatch:
             loss = next(self._faults(launch), None)
             if loss is None:
                 return
-            if loss.state is None:  # its rank has not ended, and may hang
+            if loss.state is None:  # the rank of the lost node has not ended, so it may hang
                 self._keep_stacks(launch)
             self.fault = loss.error(kind, launch.log)
 
     def _keep_stacks(self, launch: Launch) -> None:
-        """Take the stacks of all nodes, before the server is ended."""
+        """Read the stack traces of all nodes, before the server is ended."""
         tree = launch.look_at_tree()
         launch.stacks = stacks.take_or_why(tree, launch.supervision.stacks_folder)
         self.stacks_at_fault = self.take_stacks(_STACKS_AT_FAULT_WITHIN_S)
 
     def take_stacks(self, within_s: float = _STACKS_WITHIN_S) -> dict[str, str]:
-        """Return the stacks of each other node, or why there are none, by the name of its files.
+        """Return the stack traces of each other node, or why there are none.
+
+        The keys fit in file names.
 
         Args:
             within_s: How long to wait for each node, in seconds.
@@ -197,7 +200,7 @@ class NodeWatch:
         yield from self._faults_of_rank_0(launch, now)
 
     def _faults_of_link(self, other: NodeProcess, now: float) -> Iterator[NodeLoss]:
-        """Yield a fault if a node does not reach this machine, or connections have no answer."""
+        """Yield a fault if a node cannot reach this machine, or a connection gets no answer."""
         patience_s = nodes.bounds().unreachable_after_s.value
         state = other.state
         since = other.since.get("unreachable")
@@ -218,9 +221,9 @@ class NodeWatch:
                 yield NodeLoss(other.node, why)
 
     def _faults_of_rank_0(self, launch: Launch, now: float) -> Iterator[NodeLoss]:
-        """Yield a fault for each process of this machine that is stopped by a signal too long."""
+        """Yield a fault for each process of rank 0 that is stopped by a signal for too long."""
         patience_s = nodes.bounds().stopped_after_s.value
-        for process in launch.known:  # the processes of the ready server
+        for process in launch.known:  # all processes that the server had when it was ready
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_STOPPED:
                     self._stopped_since.pop(process.pid, None)
@@ -232,7 +235,7 @@ class NodeWatch:
 
 
 def name_of_files(other: NodeProcess) -> str:
-    """Return the name of a node in the names of its files.
+    """Return the part of file names that identifies a node, for example ``node-1``.
 
     Args:
         other: The node.
@@ -241,7 +244,7 @@ def name_of_files(other: NodeProcess) -> str:
 
 
 def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
-    """Yield a fault if the command of a node has ended, or is silent."""
+    """Yield a fault if the command of a node has ended, or has sent nothing for too long."""
     data = nodes.bounds()
     if other.exit_status is not None:
         how = (
@@ -250,7 +253,7 @@ def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
         )
         yield NodeLoss(other.node, how)
     silent_s = now - other.heard_at
-    # A node that starts has reported no state yet, and may take longer.
+    # A node that has not reported a state yet is still starting, and may be silent for longer.
     patience_s = data.silent_after_s.value
     if not other.state:
         patience_s = max(patience_s, data.answers_within_s.value)
@@ -289,7 +292,10 @@ def _stopped(name: str, pid: int, seconds: float) -> str:
 
 
 def _unwanted_ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the ends that the suite did not cause: by a signal, or of a process of the engine."""
+    """Return the ends of processes that are faults.
+
+    These are ends by a signal and ends of the engine's processes, if the suite did not cause them.
+    """
     unwanted = []
     for entry in exits:
         by_signal = (entry["status"] or 0) < 0

@@ -1,4 +1,4 @@
-"""Check before the start that the other nodes of a server equal this machine."""
+"""Check, before a server is started, that its other nodes are set up like this machine."""
 
 import socket
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from sm121.engines import listeners, node_agent, process_tree
 from sm121.engines.node_process import NodeProcess, question
 from sm121.engines.ports import LOOPBACK, free_port
 
-#: Maximum number of differences in a message.
+#: The maximum number of differences that a message lists.
 _SHOWN_DIFFERENCES = 5
 
 
@@ -40,7 +40,7 @@ class NodeLook:
     node: Node
     #: The facts that the node reported.
     facts: dict[str, Any]
-    #: Servers of dead runs that were ended there, one line each.
+    #: One line for each server of a dead run that was ended on the node.
     leftovers: tuple[str, ...] = ()
 
 
@@ -50,13 +50,13 @@ def bounds() -> NodesFile:
 
 
 def master(span: Span) -> tuple[str, int]:
-    """Return the address and the port at which rank 0 gathers the other ranks.
+    """Return the address and the port at which the other ranks connect to rank 0.
 
     Args:
-        span: How the server is started on several machines.
+        span: The settings for starting the server on several machines.
 
     Raises:
-        UsageError: The address is not of this machine, or the port is in use.
+        UsageError: The address does not belong to this machine, or the port is in use.
     """
     host, _, given = (span.address or LOOPBACK).partition(":")
     if given and not _is_port(given):
@@ -88,7 +88,8 @@ def _is_port(text: str) -> bool:
 def _one_address(host: str) -> str:
     """Return the IPv4 address of a host of this machine.
 
-    On another node a name may mean another machine, and connections are distinguished by address.
+    The address is used instead of the name, because a name may mean another machine on another
+    node, and because connections are recognised by their addresses.
     """
     of_ipv4 = sorted(address for address in listeners.addresses(host) if "." in address)
     outer = [address for address in of_ipv4 if not address.startswith("127.")]
@@ -100,7 +101,7 @@ def _one_address(host: str) -> str:
 
 
 def check_nodes(configuration: ServerConfiguration) -> list[NodeLook]:
-    """Check that the facts of all nodes are equal, and return them, rank 0 first.
+    """Check that the facts of all nodes are equal. Return the nodes' facts, rank 0 first.
 
     Args:
         configuration: The configuration.
@@ -153,8 +154,8 @@ def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return how another node differs from the first one, one line for each difference.
 
     Args:
-        first: The values of the first node, by their names.
-        other: The values of the other node.
+        first: The facts of the first node; the keys are the facts' names.
+        other: The facts of the other node.
     """
     lines = []
     for name in sorted({**first, **other}):
@@ -166,7 +167,7 @@ def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts that must be equal on all nodes, by their names in messages."""
+    """Return the facts that must be equal on all nodes; the keys are their names in messages."""
     data = bounds()
     record = facts["record"]
     packages = record["engine_packages"]["packages"] or {}

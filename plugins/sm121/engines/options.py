@@ -1,4 +1,4 @@
-"""The options that say which engine is started or attached, and where."""
+"""The options for starting an engine, or for attaching to a running server."""
 
 from sm121.core.options import AddOption
 from sm121.engines import capabilities

@@ -1,6 +1,7 @@
-"""The other nodes of a server: the calls that `ManagedServer` makes, and the class for no nodes.
+"""The interface between `ManagedServer` and the other nodes of its server.
 
-`spanning.RankNodes` is for vLLM's own ``--nnodes``, `ray_cluster.RayNodes` for a Ray cluster.
+`NoOtherNodes` is for a server without other nodes, `spanning.RankNodes` is for vLLM's own
+``--nnodes``, and `ray_cluster.RayNodes` is for a Ray cluster.
 """
 
 from collections.abc import Mapping
@@ -19,47 +20,47 @@ from sm121.evidence.mapped import MappedLibrary
 
 @dataclass(frozen=True)
 class Placement:
-    """The rank and the variables with which the launch on this machine finds the other nodes."""
+    """The rank and the environment variables of the process on this machine."""
 
-    #: The rank of this machine; None if the launch on it is a whole server.
+    #: The rank of this machine; None if this machine runs the whole server.
     rank: Rank | None = None
-    #: Variables that are added to its environment.
+    #: Environment variables with which the process finds the other nodes.
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class OtherNodes(Protocol):
     """The other nodes of one server, from before its start to after its stop.
 
-    A server is started again if its port was taken: `place` begins an attempt, `stopping` and
-    `stopped` end it.
+    If the port of a server was taken, `ManagedServer` starts the server again. Each attempt begins
+    with `place`, and ends with `stopping` and `stopped`.
     """
 
     def place(self, launch: Launch) -> Placement:
-        """Return the placement of a launch on this machine, which is started next.
+        """Return the placement of a launch on this machine, before it is started.
 
         Args:
             launch: The launch, which has no process yet.
 
         Raises:
             StartError: The server cannot be started on these nodes.
-            UsageError: They do not answer.
+            UsageError: The nodes do not answer.
         """
 
     def start(self, launch: Launch) -> None:
-        """Start the other nodes' parts.
+        """Start the ranks on the other nodes.
 
         Args:
             launch: The launch on this machine, which has been started.
 
         Raises:
-            StartError: A part cannot be started.
+            StartError: A rank cannot be started.
         """
 
     def ready(self, launch: Launch) -> tuple[Node, ...]:
-        """Return all nodes of the server, this machine first; empty: it is this machine alone.
+        """Return all nodes of the server, this machine first; empty if it is the only node.
 
         Args:
-            launch: The launch on this machine, which serves now.
+            launch: The launch on this machine, whose server is ready.
         """
 
     def fault(self, launch: Launch, settle_s: float) -> ServerError | None:
@@ -71,23 +72,26 @@ class OtherNodes(Protocol):
         """
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """Return the log and the last state of each other node, by a name for files."""
+        """Return the log and the last state of each other node. The keys fit in file names."""
 
     def stacks(self) -> Mapping[str, str]:
-        """Return the stacks of each other node, or why there are none, by a name for files."""
+        """Return each other node's stack traces, or why there are none.
+
+        The keys fit in file names.
+        """
 
     def nccl_by_node(self, launch: Launch) -> Mapping[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks of each node mapped, by the node.
+        """Return, for each node, the NCCL libraries that its ranks have mapped.
 
         Args:
             launch: The launch on this machine.
         """
 
     def stopping(self) -> None:
-        """Prepare for the stop of the server, which comes next."""
+        """Prepare for the stop of the server. The stop follows this call."""
 
     def stopped(self, report: StopReport) -> StopReport:
-        """Stop the other nodes' parts, and add what is left of them to a report.
+        """Stop the ranks on the other nodes, and add what they leave behind to a report.
 
         Args:
             report: The report of the stop on this machine.
@@ -96,34 +100,34 @@ class OtherNodes(Protocol):
 
 @dataclass(frozen=True)
 class NoOtherNodes:
-    """No other nodes: a whole server, or one rank whose other ranks the user starts."""
+    """For a server on this machine only, or for one rank if the user starts the other ranks."""
 
     rank: Rank | None = None
 
     def place(self, _launch: Launch) -> Placement:
-        """Return the rank."""
+        """Return the rank from the configuration, without environment variables."""
         return Placement(self.rank)
 
     def start(self, _launch: Launch) -> None:
         """Start nothing."""
 
     def ready(self, _launch: Launch) -> tuple[Node, ...]:
-        """Return no node."""
+        """Return an empty tuple."""
         return ()
 
     def fault(self, _launch: Launch, _settle_s: float) -> None:
-        """Return None."""
+        """Return None, because there is no other node."""
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """Return nothing."""
+        """Return an empty mapping."""
         return {}
 
     def stacks(self) -> Mapping[str, str]:
-        """Return nothing."""
+        """Return an empty mapping."""
         return {}
 
     def nccl_by_node(self, launch: Launch) -> Mapping[str, list[MappedLibrary]]:
-        """Return the NCCL of this machine.
+        """Return the NCCL libraries that the processes of this machine have mapped.
 
         Args:
             launch: The launch.
@@ -134,7 +138,7 @@ class NoOtherNodes:
         """Do nothing."""
 
     def stopped(self, report: StopReport) -> StopReport:
-        """Return the report as it is.
+        """Return the report unchanged.
 
         Args:
             report: The report.
@@ -152,7 +156,7 @@ def this_machine(launch: Launch) -> Node:
 
 
 def nccl_here(launch: Launch) -> dict[str, list[MappedLibrary]]:
-    """Return the NCCL that the processes of this machine mapped, by its node.
+    """Return the NCCL libraries that the processes of this machine have mapped.
 
     Args:
         launch: The launch on this machine.

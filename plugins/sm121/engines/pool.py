@@ -1,4 +1,4 @@
-"""One server at a time: started when first requested, kept until another one is requested."""
+"""Run one server at a time: start it on the first request, stop it when another is requested."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class StartReport(Record):
     key: str
     startup_s: float | None
     compiled: list[str] = Field(default_factory=list)
-    """The kernels that it compiled, a line for each cache; empty: its caches were warm."""
+    """One line for each cache into which the server compiled; empty if all caches were warm."""
     log: str
     clean_stop: bool | None = None
 
@@ -39,28 +39,28 @@ class StartReport(Record):
 class PoolHooks:
     """The callbacks of a pool."""
 
-    #: Called with a configuration's name and the phase of its server's start.
+    #: Called with a configuration's name and the current phase of its server's start.
     notify: Callable[[str, starting.StartPhase], None] = lambda _name, _phase: None
     #: Called with a configuration's name before its server is started.
     on_start: Callable[[str], None] = lambda _name: None
-    #: Called with the report of each start that has ended, ready or not.
+    #: Called with the report of each start, successful or not.
     on_start_end: Callable[[StartReport], None] = lambda _start: None
-    #: Called before a server that serves is stopped.
+    #: Called before a ready server is stopped.
     before_stop: Callable[[], None] = lambda: None
     #: Called with a configuration's name and the report of every stop.
     on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
-    #: Called with the seconds that a start which compiles gets beyond the limit.
+    #: Called if a start gets more time because it compiles, with the additional seconds.
     on_cold: Callable[[float], None] = lambda _seconds: None
-    #: Returns the variables that a start gets in addition.
+    #: Returns environment variables to add to a start.
     added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
 
 
 @dataclass(kw_only=True, eq=False)
 class ServerPool:
-    """Servers by configuration.
+    """The servers of all configurations, of which at most one runs.
 
     A GB10 has memory for one copy of gpt-oss-120b, so only one server runs at a time. The pool does
-    not check whether the server still lives; its owner reads `life`.
+    not check whether the server still lives. The owner of the pool reads `life` for this.
     """
 
     #: The limits of every server.
@@ -70,15 +70,15 @@ class ServerPool:
     #: The id of the run, which marks every process.
     run_id: str
     hooks: PoolHooks = field(default_factory=PoolHooks)
-    #: The secrets that no log may show. The pool adds those of its servers.
+    #: The secrets to remove from logs. The pool adds the API keys of its servers.
     secrets: set[str] = field(default_factory=set)
 
     _starting: ManagedServer | None = field(init=False, default=None)
     _failures: dict[str, StartError] = field(init=False, default_factory=dict)
     starts: list[StartReport] = field(init=False, default_factory=list)
-    #: Begin and end of the start of each server that then served (``time.monotonic``).
+    #: For each successful start, when it began and ended (``time.monotonic``).
     start_spans: list[tuple[float, float]] = field(init=False, default_factory=list)
-    #: By configuration, the server that was ready last, stopped or not.
+    #: For each configuration, its last server that was ready. The server may have been stopped.
     servers: dict[str, Server] = field(init=False, default_factory=dict)
     #: The server that was started last. It may run, be stopped, or never have been ready.
     latest: ManagedServer | None = field(init=False, default=None)
@@ -92,8 +92,8 @@ class ServerPool:
             configuration: The configuration.
 
         Raises:
-            StartError: It does not start. A second request gets the same error, at once, until
-                `forget`.
+            StartError: The server does not start. Further requests raise the same error at once,
+                until `forget` is called.
         """
         if self.current is not None:
             if self.current.configuration.key == configuration.key:
@@ -119,7 +119,7 @@ class ServerPool:
         finally:
             self._starting = None
         self.start_spans.append((began, time.monotonic()))
-        if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
+        if managed.stopped is not None and not managed.stopped.clean:  # of an earlier attempt
             self.hooks.on_stop(configuration.name, managed.stopped)
         self.life = ManagedLife(managed)
         self._note_start(managed, server)
@@ -153,7 +153,7 @@ class ServerPool:
         return RankNodes(configuration, self.limits.stop_s, self.run_id, added)
 
     def failure(self, configuration: ServerConfiguration) -> StartError | None:
-        """Return the error of the last failed start, or None.
+        """Return the error of a configuration's last start if it failed, else None.
 
         Args:
             configuration: The configuration.
@@ -176,7 +176,7 @@ class ServerPool:
         self.hooks.on_start_end(start)
 
     def forget(self, configuration: ServerConfiguration) -> None:
-        """Forget that a start failed, so that the next request tries it again.
+        """Forget that a start failed, so that the next request starts the server again.
 
         Args:
             configuration: The configuration.
@@ -194,7 +194,7 @@ class ServerPool:
         return current.launch.processes() if current is not None else []
 
     def available_elsewhere(self) -> dict[str, int]:
-        """Return the free memory of each other node in bytes, by its last report."""
+        """Return the free memory of each other node in bytes, from the node's last report."""
         current = self._starting or self.current
         if current is None:
             return {}
@@ -205,13 +205,13 @@ class ServerPool:
         return available
 
     def nccl_by_node(self) -> Mapping[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks of each node mapped; empty without a server."""
+        """Return, for each node, the NCCL libraries that the current server's ranks have mapped."""
         return self.current.nccl_by_node() if self.current is not None else {}
 
     def kill(self) -> None:
-        """Send SIGKILL to the engine's processes at once, as `ManagedServer.kill`.
+        """Send SIGKILL to the engine's processes with `ManagedServer.kill`.
 
-        It does not count as a death of the server.
+        This does not count as a death of the server.
         """
         if self.life is not None:
             self.life.account()
@@ -219,7 +219,7 @@ class ServerPool:
             self.latest.kill()
 
     def stop(self) -> StopReport | None:
-        """Stop the current server; None if none runs."""
+        """Stop the current server. Return None if no server runs."""
         managed = self.current
         if managed is None:
             return None

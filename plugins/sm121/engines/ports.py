@@ -1,4 +1,4 @@
-"""TCP ports of this machine: find one that is free, and test whether one is."""
+"""Find a free TCP port of this machine, and check whether a port is free."""
 
 import socket
 
@@ -15,7 +15,7 @@ def free_port(host: str = LOOPBACK) -> int:
         host: The IPv4 address on which the port must be free.
 
     Raises:
-        OSError: The address is not of this machine.
+        OSError: The address does not belong to this machine.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
@@ -29,7 +29,7 @@ def is_free(port: int) -> bool:
         port: The number of the TCP port.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # Servers set this option too: connections in TIME_WAIT do not hold the port.
+        # Servers set this option, too. With it, connections in TIME_WAIT do not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))

@@ -1,6 +1,7 @@
-"""Checks before a server is started. They change nothing.
+"""Checks before a server is started. The checks modify nothing.
 
-Architectures, build memory and wrong arguments are data: ``fixtures/preflight.toml``.
+The data of the checks (architectures, memory for compiling, wrong arguments) are in
+``fixtures/preflight.toml``.
 """
 
 import math
@@ -29,7 +30,7 @@ Severity = Literal["error", "warning", "note"]
 _GIB = 1 << 30
 _DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 _FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
-#: The name of a folder of compiled kernels: the compute capabilities.
+#: The names of folders with compiled kernels, which consist of compute capabilities.
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 #: Maximum number of names in a message.
 _SHOWN_NAMES = 5
@@ -44,7 +45,7 @@ class PreflightFinding(DataTable):
     check: str
     severity: Severity
     message: str
-    """The expected and the actual state."""
+    """The text of the finding, with the expected and the actual state."""
     remedy: str
 
 
@@ -52,11 +53,11 @@ class Architecture(DataTable):
     """An architecture of GPUs."""
 
     name: str
-    #: Its compute capability: 12.1.
+    #: The compute capability, for example 12.1.
     target: str = Field(pattern=r"^\d+\.\d$")
-    #: The names of its machine code.
+    #: The names of the architecture's machine code, for example sm_121a.
     codes: tuple[str, ...] = Field(min_length=1)
-    #: The reason against a list of architectures with the bare compute capability.
+    #: Why a list of architectures must not contain the compute capability without a suffix.
     bare: str
 
     @property
@@ -66,11 +67,11 @@ class Architecture(DataTable):
 
 
 class _Floor(DataTable):
-    """The oldest version of a part with which an architecture works."""
+    """The minimum version of a component (for example the driver) for an architecture."""
 
     arch: tuple[str, ...] = Field(min_length=1)
     part: Literal["driver", "toolkit", "cudnn"]
-    #: The name of the part in a message.
+    #: The name of the component in a message.
     title: str
     at_least: str = Field(pattern=r"^\d+\.\d+$")
     #: The consequence of an older version.
@@ -80,7 +81,7 @@ class _Floor(DataTable):
 
     @property
     def version(self) -> CudaVersion:
-        """The number of ``at_least``."""
+        """The version in ``at_least``."""
         major, minor = self.at_least.split(".")
         return CudaVersion(int(major), int(minor))
 
@@ -93,12 +94,13 @@ class _Rule(DataTable):
     unless_arguments: Regex | None = None
     environment: Regex | None = None
     unless_environment: Regex | None = None
-    #: Releases or builds to which the rule applies; to an unknown engine, a rule without a bound
-    #: applies.
+    #: The releases or builds to which the rule applies. If the engine's release is unknown, only
+    #: rules without this bound apply.
     versions: Versions = ""
     build: str | None = None
     unless_build: str | None = None
-    #: Versions of FlashInfer to which the rule applies; it does not apply to an unknown version.
+    #: The versions of FlashInfer to which the rule applies. If FlashInfer's version is unknown, a
+    #: rule with this bound does not apply.
     flashinfer: Versions = ""
     #: The rule applies if this package is installed in another version than FlashInfer.
     beside: str | None = None
@@ -151,8 +153,8 @@ def finding_of(
 
     Args:
         name: The key of the finding in the data file.
-        severity: None: that of the data file.
-        **values: The values for the names in braces.
+        severity: The severity; None for the severity in the data file.
+        **values: The values for the placeholders in the finding's texts.
     """
     row = load_preflight().finding[name]
     update = {
@@ -164,7 +166,7 @@ def finding_of(
 
 
 def lacking_tools(environment: Mapping[str, str]) -> list[str]:
-    """Return which of nvcc and ninja FlashInfer would not find, with the places where it looks.
+    """Return which of nvcc and ninja FlashInfer would not find, and where it looks for them.
 
     Args:
         environment: The whole environment of the engine.
@@ -189,7 +191,7 @@ def of_nodes(
         facts: The facts of each node (`sm121.engines.nodes.check_nodes`), this machine first.
 
     Yields:
-        The findings, each with the name of its node.
+        The findings. Each contains the name of its node.
     """
     for node, record in [*facts.items()][1:]:
         finding = _check_memory(needs, record["available_bytes"])
@@ -208,8 +210,8 @@ def _check_memory(needs: engine_settings.Needs, available_bytes: int) -> Preflig
 class Preflight:
     """The checks of one start of an engine."""
 
-    #: A name such as ``sm121``. If the data file does not contain it, the checks of the
-    #: architecture are left out.
+    #: The architecture, for example ``sm121``. If it is not in the data file, the checks that
+    #: depend on the architecture are skipped.
     arch: str
     arguments: Sequence[str]
     #: The engine's whole environment.
@@ -219,13 +221,13 @@ class Preflight:
     needs: engine_settings.Needs
     #: A folder on the disk that must have free space. The folder need not exist yet.
     directory: Path
-    #: The compiled kernels of the engine's FlashInfer (default: in its cache, of any version).
+    #: The compiled kernels of the engine's FlashInfer. If None, all versions in its cache count.
     modules: jit.FlashInferModules | None = None
     #: The CUDA versions of the driver and of the engine's torch.
     cuda: CudaVersions = field(default_factory=CudaVersions)
     #: The engine's release or build (`builds.identity`); None if it is not known.
     version: str | None = None
-    #: Maximum seconds of a start that compiles.
+    #: The time limit of a start that compiles, in seconds.
     cold_ready_within_s: float = math.inf
 
     def findings(self) -> list[PreflightFinding]:
@@ -262,7 +264,7 @@ class Preflight:
         yield finding_of(name, driver=driver, toolkit=toolkit)
 
     def _floors(self, data: PreflightData) -> Iterator[PreflightFinding]:
-        """Compare the driver, the toolkit and cuDNN with the floors of the architecture."""
+        """Compare driver, toolkit and cuDNN with the architecture's minimum versions."""
         if not self.cuda.asked:
             return
         older_driver = any(self._older_driver())  # Another finding already reports an older driver.
@@ -307,7 +309,7 @@ class Preflight:
         for name, (separator, severity) in separators.items():
             value = self.environment.get(name, "").strip()
             if not value:
-                continue  # the engine then reads the architecture from the device, which is correct
+                continue  # without the variable, the engine reads the architecture from the device
             if name.startswith("FLASHINFER") and re.search("[,;]", value):
                 yield finding_of("arch_list_separators", name=name, value=value, code=codes[0])
                 continue
@@ -358,12 +360,12 @@ class Preflight:
         yield from self._tools(names)
 
     def _tools(self, names: str) -> Iterator[PreflightFinding]:
-        """Yield a finding if a tool is missing that compiles the named modules."""
+        """Yield a finding if a tool is missing that is needed to compile the named modules."""
         lacking = lacking_tools(self.environment)
         if not lacking:
             return
-        # vLLM searches for the tools, too, and chooses attention without FlashInfer if they are
-        # missing. It does not if this variable says that the kernels are there.
+        # vLLM searches for the tools, too. If they are missing, it does not use FlashInfer for
+        # attention, unless this variable states that the kernels are installed.
         has_cubin = self.environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip()
         is_silenced = has_cubin not in ("", "0")
         is_named = _FLASHINFER_NAMED.search(one_line(self.arguments)) is not None
@@ -407,7 +409,7 @@ class Preflight:
         return self.modules.version if self.modules is not None else None
 
     def _broken(self, rule: _Rule) -> PreflightFinding | None:
-        """Return the finding of a rule, or None if the start does not break it."""
+        """Return the finding of a rule if the start violates the rule, else None."""
         if not self._applies(rule):
             return None
         line = one_line(self.arguments)
@@ -457,7 +459,7 @@ class Preflight:
     def _of_another_release(self, package: str) -> str | None:
         """Return the version of a package if it differs from FlashInfer's version.
 
-        It is None if the package is not installed, or if the two versions are equal.
+        Return None if the package is not installed, or if the two versions are equal.
         """
         if self.modules is None or self.modules.version is None:
             return None
@@ -468,7 +470,10 @@ class Preflight:
 
 
 def _public(version: str) -> str:
-    """Return a version without its local part; as it is if it is no version of PEP 440."""
+    """Return a version without its local part.
+
+    Text that is no PEP 440 version is returned unchanged.
+    """
     try:
         return Version(version).public
     except InvalidVersion:

@@ -1,12 +1,13 @@
 """Find, describe and end all processes of a server.
 
-They are found in three ways, because each way misses some:
+The processes are found in three ways, because each way misses some:
 
-- by a marker in the environment, which survives reparenting. But a process that sets its title, as
-  vLLM's engine core and workers do with setproctitle, overwrites the memory from which the kernel
-  reads the environment.
-- by session, which misses a child that begins its own session.
-- by descent, which misses the children of a dead parent, unless a subreaper is above them.
+- By a marker in the environment, which survives reparenting. This misses processes that set their
+  title (vLLM's engine core and workers do so with setproctitle), because that overwrites the memory
+  from which the kernel reads the environment.
+- By session. This misses a child that begins its own session.
+- By descent. This misses the children of a dead parent, unless one of their ancestors is a
+  subreaper.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ class Survivor:
     """A process that should have ended."""
 
     pid: int
-    #: As psutil names it: running, sleeping, zombie.
+    #: The status in psutil's words, for example running, sleeping or zombie.
     status: str
     #: The command line, truncated.
     command: str
@@ -53,11 +54,11 @@ class Survivor:
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
-    """Return the living processes, except this one, whose environment contains a variable.
+    """Return the other living processes whose environment has a variable with the given value.
 
     Args:
         variable: The name of the variable.
-        value: The value that it must have.
+        value: The value that the variable must have.
     """
     processes = []
     for process in psutil.process_iter(["environ"]):
@@ -76,12 +77,12 @@ def tree(
     Args:
         variable: The variable that marks the server's processes.
         value: The value of that variable.
-        root: The pid of the supervisor; it and all that descends from it are found too.
-        session: The session of the server's main process; all processes of it are found too.
+        root: The pid of the supervisor. The result includes the supervisor and all its descendants.
+        session: The session of the server's main process. The result includes all processes of it.
     """
     members = {process.pid: process for process in marked(variable, value)}
     if root is not None:
-        # Suppressed: the root has ended. Its descendants are found in the other two ways.
+        # If the root has ended, its descendants are found in the other two ways.
         with contextlib.suppress(psutil.NoSuchProcess):
             top = psutil.Process(root)
             descendants = top.children(recursive=True)
@@ -96,7 +97,7 @@ def tree(
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return whether a process is gone, or a zombie.
+    """Return whether a process no longer exists or is a zombie.
 
     Args:
         process: The process.
@@ -108,7 +109,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
-    """Describe processes in words, without those that ended meanwhile.
+    """Describe processes for a report. Processes that have ended meanwhile are left out.
 
     Args:
         processes: The processes.
@@ -118,7 +119,7 @@ def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
         try:
             command = " ".join(process.cmdline()) or process.name()
             survivors.append(Survivor(process.pid, process.status(), command[:_LONGEST_COMMAND]))
-        except psutil.ZombieProcess:  # a zombie has no command line, but is to be described
+        except psutil.ZombieProcess:  # a zombie has no command line, but is described as well
             survivors.append(Survivor(process.pid, psutil.STATUS_ZOMBIE, "(zombie)"))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -126,13 +127,13 @@ def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start of a process in ticks since boot, which does not depend on the clock.
+    """Return the start time of a process in ticks since boot, which clock changes do not affect.
 
     Args:
         pid: The process.
 
     Raises:
-        OSError: The process is gone.
+        OSError: The process does not exist.
     """
     text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     return int(text.rpartition(")")[2].split()[_START])
@@ -156,7 +157,7 @@ def owner() -> str:
 
 
 def pid_of(identity: str) -> int | None:
-    """Return the process that an `identity` names; None for another text.
+    """Return the pid in an `identity`; None if the text is not an identity.
 
     Args:
         identity: The identity, or the value of `OWNER` in some environment.
@@ -166,7 +167,7 @@ def pid_of(identity: str) -> int | None:
 
 
 def become_subreaper() -> None:
-    """Make this process the new parent of orphans among its descendants (prctl(2)).
+    """Make this process a child subreaper: the new parent of its orphaned descendants (prctl(2)).
 
     This process can then reap them even if process 1 of the container does not.
 
@@ -180,7 +181,7 @@ def become_subreaper() -> None:
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Collect the exit status of ended child processes of this process.
+    """Reap child processes of this process that have ended.
 
     Args:
         pids: The processes.
@@ -196,8 +197,8 @@ def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: fl
     """Send SIGTERM to processes, and SIGKILL to those that are left later.
 
     Args:
-        find: Returns the processes. It is called again each time, since a dying tree may still
-            start processes.
+        find: Returns the processes. It is called before each signal, because processes that are
+            being ended may still start others.
         polite_s: Seconds between the two signals.
         firm_s: For how many seconds SIGKILL is repeated.
 

@@ -1,4 +1,4 @@
-"""The protocols of engine modules. A new engine is one more module that satisfies `Engine`."""
+"""The protocols of engine modules. To add an engine, write a module that implements `Engine`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -7,7 +7,10 @@ from sm121.core.configuration import Rank, ServerConfiguration
 
 
 class Engine(Protocol):
-    """How one kind of engine is started. No method starts anything itself."""
+    """How to start one kind of engine.
+
+    The methods only return data; they do not start the engine.
+    """
 
     name: str
     #: Arguments that the suite sets itself, so that users may not set them.
@@ -16,14 +19,14 @@ class Engine(Protocol):
     reserved_variables: tuple[str, ...]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Return the version of the engine, or None if its files do not say.
+        """Return the version of the engine, or None if its files do not contain one.
 
         Args:
-            python: The interpreter that would run it, or the program itself.
+            python: The interpreter that would run the engine, or the engine's own program.
             environment: The whole environment in which it would run.
 
         Raises:
-            UsageError: The interpreter is missing or has no such engine.
+            UsageError: The interpreter does not exist, or the engine is not installed in it.
         """
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
@@ -31,7 +34,7 @@ class Engine(Protocol):
 
         Args:
             configuration: The configuration of the server.
-            port: The port of 127.0.0.1 at which it must listen.
+            port: The port of 127.0.0.1 at which the server must listen.
         """
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
@@ -39,7 +42,7 @@ class Engine(Protocol):
 
         Args:
             configuration: The configuration of the server.
-            api_key: The key that it must require.
+            api_key: The API key that the server must require.
         """
 
 
@@ -48,11 +51,11 @@ class Profiling(Protocol):
     """An engine whose kernels can be profiled while it serves."""
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
-        """Return whether an engine can be profiled, with `ServerConfiguration.traces`.
+        """Return whether the installed engine can write traces (`ServerConfiguration.traces`).
 
         Args:
             python: The interpreter of the engine.
-            environment: Its whole environment.
+            environment: The engine's whole environment.
         """
 
 
@@ -63,20 +66,20 @@ class Spanning(Protocol):
     def rank_command(
         self, configuration: ServerConfiguration, *, port: int, rank: Rank
     ) -> list[str]:
-        """Return the command line of one node's part.
+        """Return the command line of the rank on one node.
 
         Args:
             configuration: The configuration of the server.
             port: The port of 127.0.0.1 at which rank 0 must listen.
-            rank: The part.
+            rank: The rank.
         """
 
 
 @runtime_checkable
 class Program(Protocol):
-    """An engine that is a program, not a package of a Python environment."""
+    """An engine that is an executable, not a package of a Python environment."""
 
-    #: Its name on the PATH.
+    #: The name of the executable on the PATH.
     program: str
 
 
@@ -105,5 +108,5 @@ class TellsOptions(Protocol):
 
         Args:
             python: The interpreter of the engine.
-            environment: Its whole environment.
+            environment: The engine's whole environment.
         """

@@ -14,9 +14,9 @@ from sm121.engines.ports import LOOPBACK
 #: Scripts that run in the engine's interpreter, without the suite.
 IN_ENGINE = Path(__file__).parent / "in_engine"
 _ARGUMENTS_WITHIN_S = 180.0
-#: The variables of every engine.
+#: Environment variables that every engine gets.
 _VARIABLES = {"DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
-#: The variables of every engine with ``--engine-debug``.
+#: Environment variables that every engine gets with ``--engine-debug``.
 _DEBUG_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
@@ -32,11 +32,11 @@ def own_options(
     model: str = "--model",
     name: str = "--served-model-name",
 ) -> list[str]:
-    """Return the options of every server.
+    """Return the options that every server gets.
 
     Args:
         configuration: The configuration of the server.
-        port: The port of 127.0.0.1 at which it must listen.
+        port: The port of 127.0.0.1 at which the server must listen.
         model: The engine's option for the model.
         name: The engine's option for the served name.
     """
@@ -45,24 +45,24 @@ def own_options(
 
 
 class PythonEngine:
-    """The common part of engines that are packages."""
+    """The common part of engines that are Python packages."""
 
     name: str
 
-    #: Its name in messages.
+    #: The engine's name in messages.
     title: ClassVar[str]
-    #: How to install it.
+    #: How to install the engine, for messages.
     remedy: ClassVar[str]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Return the version of the engine that an interpreter imports, or None if not known.
+        """Return the version of the engine that an interpreter imports, or None if it is unknown.
 
         Args:
             python: The interpreter.
             environment: The whole environment of the engine.
 
         Raises:
-            UsageError: There is no such interpreter, or it has no such engine.
+            UsageError: The interpreter does not exist, or the engine is not installed in it.
         """
         try:
             release = _version_once(python, self.name, frozenset(environment.items()))
@@ -89,7 +89,7 @@ class PythonEngine:
             environment: The whole environment of the engine.
 
         Raises:
-            UsageError: The interpreter has no such engine, or its parser cannot be asked.
+            UsageError: The engine is not installed in the interpreter, or its parser cannot be run.
         """
         return list(self._parser(python, lists, environment)["refused"])
 
@@ -101,7 +101,7 @@ class PythonEngine:
             environment: The whole environment of the engine.
 
         Raises:
-            UsageError: The interpreter has no such engine, or its parser cannot be asked.
+            UsageError: The engine is not installed in the interpreter, or its parser cannot be run.
         """
         return _options_once(self, python, frozenset(environment.items()))
 
@@ -129,12 +129,12 @@ class PythonEngine:
         own: Mapping[str, str],
         debug: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """Return the suite's environment, with the configuration's on top.
+        """Return the suite's environment with the variables of the engine and the configuration.
 
         Args:
             configuration: The configuration of the server.
             own: The engine's own variables.
-            debug: Its variables for ``--engine-debug``.
+            debug: The engine's variables for ``--engine-debug``.
         """
         environment = {**os.environ, **_VARIABLES, **own}
         if Path(configuration.model).is_dir():

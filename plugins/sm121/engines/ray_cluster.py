@@ -1,4 +1,4 @@
-"""A server on the user's Ray cluster: check the cluster before a start, clean up after a stop.
+"""Check the user's Ray cluster before a server is started on it, and clean up after the stop.
 
 The suite never starts, changes or stops the cluster.
 """
@@ -27,18 +27,19 @@ from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
 from sm121.evidence.mapped import MappedLibrary
 
-#: Ray's name for the resource of a rank: on a CPU by ``in_engine/sm121_cpu_ray.py``.
+#: Ray's name for the resource of a rank, where it is not "GPU". On a CPU,
+#: ``in_engine/sm121_cpu_ray.py`` defines it.
 _KEYS = {architecture.CPU: "sm121_rank"}
 _START = "start it with ray start --head here, and ray start --address=HOST:6379 on the others"
 _REMOVED_WITHIN_S = 15.0
-#: Maximum number of differences in a message.
+#: The maximum number of differences that a message lists.
 _SHOWN_DIFFERENCES = 5
-#: Maximum number of earlier servers in a message.
+#: The maximum number of earlier servers that a message lists.
 _SHOWN_SERVERS = 4
 
 
 def check_cluster(configuration: ServerConfiguration, arch: str, ranks: int) -> list[NodeLook]:
-    """Return the nodes of the cluster, the head first.
+    """Check the cluster, and return its nodes, the head node first.
 
     Args:
         configuration: The configuration of the server.
@@ -46,8 +47,8 @@ def check_cluster(configuration: ServerConfiguration, arch: str, ranks: int) -> 
         ranks: The number of ranks of each node.
 
     Raises:
-        UsageError: There is no cluster, it has other nodes or versions, or an earlier server
-            still uses it. The message is one line.
+        UsageError: There is no cluster, its nodes or versions are not the expected ones, or an
+            earlier server still uses it. The message is one line.
     """
     cluster = _ask(configuration)
     key = _KEYS.get(arch, "GPU")
@@ -92,7 +93,7 @@ def _name(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts that must be equal on all nodes, by their names in messages."""
+    """Return the facts that must be equal on all nodes; the keys are their names in messages."""
     own_variables = nodes.bounds().own_variables
     compared = {"Python": facts["python"], **facts["packages"]}
     for name, value in facts["variables"].items():
@@ -104,11 +105,11 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
-    """Return the answer of ``in_engine/sm121_ray.py`` on this machine.
+    """Run ``in_engine/sm121_ray.py`` on this machine, and return its answer.
 
     Args:
         configuration: The configuration of the server.
-        remove: Names of shared memory that the nodes are to remove.
+        remove: Names of shared memory segments that the nodes must remove.
     """
     data = nodes.bounds()
     environment = registry.engine(configuration.engine).environment(configuration, api_key="")
@@ -136,11 +137,12 @@ class RayNodes:
 
     configuration: ServerConfiguration
     nodes: tuple[Node, ...] = field(init=False, default=())
-    #: Shared memory of the ranks, which Ray ends by SIGKILL.
+    #: Shared memory segments of the ranks. The suite removes them, because Ray ends ranks with
+    #: SIGKILL.
     segments: list[str] = field(init=False, default_factory=list)
-    #: The first loss of a node by the cluster; later ones do not replace it.
+    #: The first fault that was found: the cluster has lost a node.
     _found: ServerError | None = field(init=False, default=None)
-    #: The NCCL that the ranks of each node mapped, by the node.
+    #: For each node, the NCCL libraries that its ranks have mapped.
     _nccl: dict[str, list[MappedLibrary]] = field(init=False, default_factory=dict)
 
     def place(self, _launch: Launch) -> Placement:
@@ -154,8 +156,8 @@ class RayNodes:
         self.nodes = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
         if not entries:
             return Placement()
-        # # The server has another folder for temporary files, in which Ray would not find its
-        # cluster.
+        # The server's folder for temporary files is another one, in which Ray would not find the
+        # address of its cluster.
         link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
         link["RAY_DEDUP_LOGS"] = "0"  # keep equal lines of several ranks
         return Placement(variables=link)
@@ -164,7 +166,7 @@ class RayNodes:
         """Start nothing: Ray starts the ranks."""
 
     def ready(self, launch: Launch) -> tuple[Node, ...]:
-        """Return all nodes, and record the shared memory and the NCCL of their ranks.
+        """Return all nodes, and record the shared memory and the NCCL libraries of their ranks.
 
         Args:
             launch: The launch on this machine.
@@ -177,7 +179,7 @@ class RayNodes:
         return (first, *self.nodes[1:])
 
     def note_ranks(self) -> None:
-        """Record the shared memory of the nodes, and the NCCL that the ranks mapped.
+        """Record the shared memory of the nodes, and the NCCL libraries that the ranks have mapped.
 
         Raises:
             UsageError: The cluster does not answer.
@@ -191,11 +193,12 @@ class RayNodes:
                     self._nccl[str(node)] = rows
 
     def fault(self, launch: Launch, settle_s: float) -> ServerError | None:
-        """Return the fault of the node that the cluster has lost, or None.
+        """Return an error if the cluster has lost a node, else None.
 
         Args:
             launch: The launch on this machine.
-            settle_s: More than 0 if a fault is suspected; only then is the cluster queried.
+            settle_s: If this is 0, the cluster is not queried, and only a known fault is returned.
+                A caller that suspects a fault passes a larger number.
         """
         if settle_s and self._found is None and not launch.was_stopped:
             self._found = self._find_fault(launch.log)
@@ -218,21 +221,21 @@ class RayNodes:
         return None
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """Return nothing: Ray collects the logs of all ranks on this machine."""
+        """Return an empty mapping, because Ray collects the logs of all ranks on this machine."""
         return {}
 
     def stacks(self) -> Mapping[str, str]:
-        """Return nothing: the processes on the other nodes are Ray's."""
+        """Return an empty mapping, because the processes on the other nodes belong to Ray."""
         return {}
 
     def nccl_by_node(self, _launch: Launch) -> Mapping[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks mapped when the server was ready: Ray's workers alone."""
+        """Return the NCCL libraries that Ray's workers had mapped when the server was ready."""
         return self._nccl
 
     def stopping(self) -> None:
         """Record the shared memory of a failed start, while its ranks still run."""
         if self.nodes and not self.segments:
-            with contextlib.suppress(UsageError):  # `stopped` reports it
+            with contextlib.suppress(UsageError):  # `stopped` will report the error
                 self.note_ranks()
 
     def stopped(self, report: StopReport) -> StopReport:

@@ -1,4 +1,4 @@
-"""The engines that the suite can start, by the name that ``--engine`` takes, and their versions."""
+"""The engines that the suite can start (the values of ``--engine``), and their versions."""
 
 import contextlib
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def names() -> tuple[str, ...]:
 
 
 def register(engine: protocol.Engine) -> None:
-    """Add an engine, or replace the one of the same name.
+    """Add an engine, or replace the engine of the same name.
 
     Call it before pytest reads the options: from a conftest.py, or from a plugin that is loaded
     with ``-p``.
@@ -32,13 +32,13 @@ def register(engine: protocol.Engine) -> None:
 
 
 def engine(name: str) -> protocol.Engine:
-    """Return the engine of a name.
+    """Return the engine with a given name.
 
     Args:
         name: The name.
 
     Raises:
-        UsageError: The suite cannot start such an engine.
+        UsageError: The suite has no engine of this name that it can start.
     """
     if name not in _ENGINES:
         raise UsageError(
@@ -50,18 +50,19 @@ def engine(name: str) -> protocol.Engine:
 
 @dataclass(frozen=True)
 class Installed:
-    """An engine that will be started, or the engine of a server."""
+    """The version of an engine that will be started, or that a server runs."""
 
-    #: The version in its own files; None if they do not contain it.
+    #: The version in the engine's own files; None if they do not contain one.
     version: str | None = None
-    #: The parser's options; None if the version is sufficient, or there is no parser to query.
+    #: The options of the engine's parser; None if the version is sufficient, or if there is no
+    #: parser to query.
     options: frozenset[str] | None = None
-    #: The build that a server's log shows.
+    #: The name of the build that the server's log shows; None if it shows none.
     build: str | None = None
 
     @property
     def identity(self) -> str | None:
-        """Its release or build (`builds.identity`)."""
+        """The engine's release or build (`builds.identity`)."""
         return builds.identity(self.version, self.options, self.build)
 
 
@@ -70,15 +71,15 @@ def installed(engine: Engine, python: str, environment: Mapping[str, str]) -> In
 
     Args:
         engine: The engine.
-        python: Its interpreter, or its program.
-        environment: The whole environment in which it would run.
+        python: The engine's interpreter, or its program.
+        environment: The whole environment in which the engine would run.
 
     Raises:
-        UsageError: The interpreter has no such engine.
+        UsageError: The engine is not installed in the interpreter.
     """
     version = engine.check_interpreter(python, environment)
     options = None
     if not builds.is_settled(version) and isinstance(engine, TellsOptions):
-        with contextlib.suppress(errors.UsageError):  # the options stay unknown without a parser
+        with contextlib.suppress(errors.UsageError):  # without a parser, the options are unknown
             options = engine.options(python, environment)
     return Installed(version, options)

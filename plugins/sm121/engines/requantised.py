@@ -1,6 +1,6 @@
-"""Which dense layers an engine quantises when it loads a checkpoint, and to which format.
+"""Find the dense layers that an engine quantises when it loads a checkpoint, and their format.
 
-The evidence is the kernel path, or else the options of the server.
+The evidence is the kernel path. If the path shows nothing, the server's options are used.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from sm121.evidence.kernel_path import KernelPath
 
-#: The dense layers that some engine quantises at load, with the name of one module of each.
+#: The dense layers that any engine quantises when it loads a model, with one module name of each.
 DENSE = {
     "qkv": "model.layers.0.attn.qkv_proj",
     "o": "model.layers.0.attn.o_proj",
@@ -26,12 +26,12 @@ def served_layers(
     required: Sequence[str] | None,
     path: KernelPath,
 ) -> dict[str, str] | None:
-    """Return the format of each dense layer that a server has quantised.
+    """Return the dense layers that a server has quantised, with their formats.
 
     Args:
         config: The configuration of the model (config.json).
         options: The options of the server (`engine_arguments.parse_options`).
-        required: The layers that it must quantise, for a path that shows none.
+        required: The layers that the server must quantise. They are used if the path shows none.
         path: The kernel path of the server.
 
     Returns:
@@ -51,9 +51,9 @@ def served_layers(
 def _requested_layers(
     options: Mapping[str, str], config: Mapping[str, Any]
 ) -> dict[str, str] | None:
-    """Return the format of each dense layer that is to be quantised at load.
+    """Return the dense layers that the options request to be quantised, with their formats.
 
-    It is None if an option is not understood.
+    Return None if an option is not understood.
     """
     method = str((config.get("quantization_config") or {}).get("quant_method") or "")
     named = options.get("mxfp4_layers", "moe")
@@ -79,7 +79,7 @@ def _requested_layers(
     left_out = re.findall(r"'([^']*)'", values.get("ignore", ""))
     try:
         return _choose_formats(formats, left_out)
-    except re.error:  # the engine will refuse it
+    except re.error:  # the engine will refuse this pattern
         return None
 
 
@@ -96,6 +96,6 @@ def _choose_formats(formats: Sequence[tuple[str, str]], left_out: Sequence[str])
 
 
 def _is_of(text: str, layer: str) -> bool:
-    """Return whether ``re:PATTERN``, or a part of a module's name, is of a layer."""
+    """Return whether a text, ``re:PATTERN`` or part of a module's name, matches a layer."""
     pattern = text.removeprefix("re:") if text.startswith("re:") else f".*{re.escape(text)}"
     return re.match(pattern, DENSE[layer]) is not None

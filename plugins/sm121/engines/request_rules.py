@@ -1,7 +1,7 @@
 """The rules of ``fixtures/requests/<engine>.toml``.
 
-A rule says which argument or variable of an engine requests a part of the kernel path, and which
-resolved values satisfy the request.
+A rule is about an argument or environment variable with which a user requests a part of the kernel
+path. It also lists the resolved values that satisfy the request.
 """
 
 import re
@@ -16,33 +16,47 @@ from sm121.evidence.kernel_path import PATH_FIELDS
 
 
 class RequestRule(DataTable):
-    """An argument or a variable that requests a part of the kernel path."""
+    """An argument or environment variable that requests a part of the kernel path."""
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     argument: str | None = Field(default=None, pattern=r"^-{1,2}[A-Za-z]")
-    """The argument of the command line; dots lead into a JSON value, as vLLM writes it."""
+    """The argument of the command line.
+
+    Dots select a key of a JSON value, as in vLLM's arguments.
+    """
     aliases: tuple[str, ...] = ()
     variable: str | None = None
     field: str
     """The field of `KernelPath` with the resolved value."""
     nothing: tuple[str, ...] = ()
-    """Values that leave the choice to the engine, such as ``auto``."""
+    """Values with which the engine chooses, for example ``auto``."""
     accepts: dict[str, str] = Field(default={})
-    """For each value, a pattern of the resolved values that satisfy it, ignoring case."""
+    """For each requested value, a pattern for resolved values that satisfy it, ignoring case."""
     otherwise: str | None = "{value}"
-    """The pattern for a value that `accepts` does not list. Null: such a value is not compared."""
+    """The pattern for values that `accepts` does not list.
+
+    If null, such values are not compared.
+    """
     denied_by: tuple[str, ...] = ()
-    """Ids of fallbacks in the log that contradict the request if the resolved value is too
-    coarse."""
+    """Ids of fallbacks in the log that contradict the request.
+
+    They are for requests that the resolved value is too coarse to contradict.
+    """
     always_shown: bool = True
     """False if the engine may log nothing although it follows the request."""
     without_effect: Regex | None = None
-    """Values without effect."""
+    """A pattern for values that have no effect."""
     build: builds.Name | None = None
-    """The only build to which the rule applies; it reads the variable, even if unlisted."""
+    """The only build to which the rule applies.
+
+    This build reads the variable, even if its list of known variables does not contain it.
+    """
     versions: Versions = ""
-    """Releases for which the rule holds; a build goes by its release. For an unknown release, the
-    rule of an argument holds, since the engine accepted it, and that of a variable may hold."""
+    """The releases to which the rule applies. A build counts as the release on which it is based.
+
+    If the release is unknown, the rule of an argument applies, because the engine accepted the
+    argument. Whether the rule of an environment variable applies is then unknown.
+    """
     source: str = Field(min_length=3)
 
     _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)
@@ -67,7 +81,7 @@ class RequestRule(DataTable):
 
         Args:
             version: The version that the engine reports.
-            build: The name of the build that its log shows, if it shows one.
+            build: The name of the build, if the engine's log shows one.
         """
         identity = builds.identity(version, build=build)
         if self.build is not None:
@@ -98,7 +112,7 @@ class RequestRule(DataTable):
 
 
 class RequestRules(DataTable):
-    """The rules for one engine's arguments and variables."""
+    """The rules for one engine's arguments and environment variables."""
 
     engine: str
     registry: tuple[variables.Registry, ...] = ()
@@ -112,7 +126,7 @@ def load_requests(engine: str) -> RequestRules:
         engine: The name of the engine.
 
     Raises:
-        DataFileError: There are none, or the file is wrong.
+        DataFileError: The engine has no file of rules, or the file is wrong.
     """
     return data_file.load(f"requests/{engine}.toml", RequestRules)
 

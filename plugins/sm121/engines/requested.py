@@ -1,8 +1,8 @@
-"""Compare the kernel path that was requested with the one that ran.
+"""Compare the requested kernel path with the kernel path that ran.
 
-``fixtures/requests/<engine>.toml`` has the arguments and variables that request a part of the
-kernel path. This module compares them with the evidence. If they differ, the server does not run
-what its configuration requests, so its numbers are INVALID.
+``fixtures/requests/<engine>.toml`` lists the arguments and environment variables that request a
+part of the kernel path. This module compares these requests with the evidence. If they differ, the
+server does not run the requested kernels, so its numbers are INVALID.
 """
 
 import ast
@@ -24,16 +24,16 @@ from sm121.evidence.kernel_path import KernelPath, RequestReport
 
 
 class RequestState(StrEnum):
-    """The result of a request."""
+    """Whether a requested part of the kernel path ran."""
 
     RESOLVED = "resolved"
     """The evidence shows the requested value."""
     DIFFERENT = "different"
-    """The evidence shows another value, or none though the engine would show one."""
+    """The evidence shows another value, or no value although the engine would log one."""
     NOT_PROVEN = "not_proven"
     """The engine never logs this value."""
     NOT_APPLICABLE = "not_applicable"
-    """The request has no effect: the installed engine has no such variable, or no such value."""
+    """The request has no effect, because the installed engine lacks the variable or the value."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Request:
     """One request for a part of the kernel path."""
 
     rule: RequestRule
-    #: The argument or variable with its value, as it was written.
+    #: The argument or environment variable with its value, as the user wrote it.
     by: str
     value: str
 
@@ -64,7 +64,7 @@ def compare(
     Args:
         configuration: The configuration, with its arguments and variables.
         path: The kernel path that ran.
-        environment: The engine's whole environment (default: that of a start).
+        environment: The engine's whole environment. If None, the environment of a start is used.
     """
     if environment is None:
         engine = engines.engine(configuration.engine)
@@ -86,11 +86,11 @@ def compare(
 
 
 def of_log(path: KernelPath, engine: str) -> KernelPath:
-    """Return a path with the requests in its log, unless the path already has requests.
+    """Add to a path the requests that its log shows, unless the path already has requests.
 
     If the log does not show the result of a request, the request counts as unproven, and not as a
-    difference, because the log may be incomplete. An engine without rules has no requests in its
-    log; the suite starts no such engine, because what it requests could not be compared.
+    difference, because the log may be incomplete. For an engine without rules, no requests are
+    added. The suite does not start such an engine, because it could not compare the requests.
 
     Args:
         path: The kernel path of the log.
@@ -107,7 +107,7 @@ def of_log(path: KernelPath, engine: str) -> KernelPath:
 
 
 def in_log(path: KernelPath, name: str) -> str | None:
-    """Return the value of an argument that a log prints, or None.
+    """Return the value of a server's argument that the log shows, or None.
 
     Args:
         path: The kernel path of the log.
@@ -117,7 +117,7 @@ def in_log(path: KernelPath, name: str) -> str | None:
 
 
 def arguments_in_log(path: KernelPath) -> list[str]:
-    """Return the server's arguments that a log prints, as ``--name=value``.
+    """Return the server's arguments that the log shows, as ``--name=value``.
 
     Args:
         path: The kernel path of the log.
@@ -126,9 +126,9 @@ def arguments_in_log(path: KernelPath) -> list[str]:
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
-    """Return the patterns that a configuration requests, by the field of the kernel path.
+    """Return, for each field of the kernel path, the patterns that a configuration requests.
 
-    The engine is not queried, so a variable may have no effect.
+    The engine is not queried, so the result may include variables that have no effect.
 
     Args:
         configuration: The configuration.
@@ -147,7 +147,7 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
 
 
 def require_requested_path(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
-    """Return only if the requested kernel path ran. Each test that measures calls this first.
+    """Raise an error if the requested kernel path did not run. Each test that measures calls this.
 
     Args:
         configuration: The configuration.
@@ -155,7 +155,7 @@ def require_requested_path(configuration: ServerConfiguration, path: KernelPath,
         log: The log, for the message.
 
     Raises:
-        Invalid: A request has another result; the message has all of them and the evidence.
+        Invalid: A requested part did not run. The message lists all such requests and the evidence.
     """
     differences = different(compare(configuration, path))
     if differences:
@@ -163,9 +163,9 @@ def require_requested_path(configuration: ServerConfiguration, path: KernelPath,
 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
-    """Return the requests that did not run, one line each: numbers with them are INVALID.
+    """Return one line for each request that did not run, so that the server's numbers are INVALID.
 
-    A variable that the installed engine does not know ("not applicable") is among them.
+    Variables that the installed engine does not know ("not applicable") are included.
 
     Args:
         reports: The requests.
@@ -175,7 +175,7 @@ def different(reports: Iterable[RequestReport]) -> list[str]:
 
 
 def judged(configuration: ServerConfiguration, path: KernelPath) -> KernelPath:
-    """Return a path with the requests of its configuration, for verdict.json.
+    """Return a path for verdict.json, completed by the requests of its configuration.
 
     Args:
         configuration: The configuration.
@@ -195,7 +195,7 @@ def _requests(
     environment: Mapping[str, str],
     path: KernelPath,
 ) -> Iterator[_Request]:
-    """Yield the requests whose rules hold for the engine of the path, or may hold."""
+    """Yield the requests whose rules apply, or may apply, to the engine of the path."""
     for rule in rules.request:
         request = _request_of(rule, arguments, environment)
         if request is not None and rule.covers(path.log.version, path.log.build) is not False:
@@ -205,7 +205,7 @@ def _requests(
 def _request_of(
     rule: RequestRule, arguments: Mapping[str, str], environment: Mapping[str, str]
 ) -> _Request | None:
-    """Return the request by the argument or variable of a rule, or None."""
+    """Return the request if the rule's argument or environment variable is set, else None."""
     if rule.variable is not None:
         value = environment.get(rule.variable)
         by = f"{rule.variable}={value}"
@@ -220,9 +220,9 @@ def _request_of(
 
 
 def _literal(text: str) -> object:
-    """Return the value of a printed Python object; None for a part that is no literal.
+    """Parse a printed Python object. Parts that are not literals become None.
 
-    Members of an enumeration count as their names, and an object as the dictionary of its
+    A member of an enumeration becomes its name, and an object becomes a dictionary of its
     arguments.
     """
     named = re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text)
@@ -231,7 +231,7 @@ def _literal(text: str) -> object:
             return _value(ast.parse(printed, mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-    return None  # the line was cut, so the value is unknown
+    return None  # the log line was truncated, so the value is unknown
 
 
 def _value(node: ast.expr) -> object:
@@ -243,17 +243,17 @@ def _value(node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
-        return None  # an expression, or a set of lists: no argument has such a value
+        return None  # an expression, or a set of lists, which is the value of no argument
 
 
 def _judge(
     rule: RequestRule, by: str, value: str, path: KernelPath, *, is_whole: bool = True
 ) -> RequestReport:
-    """Judge one request.
+    """Determine the result of one request.
 
     Args:
-        rule: Its rule.
-        by: The argument or variable with its value, as it was written.
+        rule: The rule of the request.
+        by: The argument or environment variable with its value, as the user wrote it.
         value: The requested value.
         path: The kernel path that ran.
         is_whole: Whether the log of the path is complete.
@@ -325,18 +325,18 @@ def _outcome_of_value(
 
 @dataclass(frozen=True)
 class _UnknownVariables:
-    """The variables that the installed engine does not know, or may not know."""
+    """The environment variables that the installed engine does not know, or may not know."""
 
-    #: Reports of variables without effect, by name.
+    #: The report for each variable without effect; the keys are the variables' names.
     reports: dict[str, RequestReport]
-    #: Variables of which it is unknown whether the engine knows them.
+    #: Variables for which the query did not show whether the engine knows them.
     unanswered: set[str]
 
 
 def _unknown_variables(
     configuration: ServerConfiguration, environment: Mapping[str, str], rules: RequestRules
 ) -> _UnknownVariables:
-    """Query the installed engine for the variables of its environment that it does not know."""
+    """Find out which variables of its environment the installed engine does not know."""
     harmless = signatures.load_signatures(configuration.engine).is_harmless_env
     start_variables = dict(configuration.environment)
     concerned = []
@@ -355,7 +355,7 @@ def _unknown_variables(
                 continue
             if name in (knowledge.known or ()):
                 continue
-            # A variable of a user's shell may be for a package that is not installed here.
+            # A variable from the user's shell may belong to a package that is not installed.
             is_concerned = knowledge.installed or name in start_variables
             if knowledge.problem is not None or not is_concerned:
                 unanswered.add(name)

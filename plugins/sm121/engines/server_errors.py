@@ -5,7 +5,7 @@ from pathlib import Path
 from sm121.core import errors
 from sm121.evidence.failure import Cause
 
-#: Limit of the lines of the log in a message.
+#: The maximum number of lines of the log in a message.
 _SHOWN_LINES = 8
 
 
@@ -13,13 +13,13 @@ class ServerError(errors.Sm121Error):
     """A managed server failed.
 
     Args:
-        what: The event, without the cause.
-        cause: The cause, by the server's log.
+        what: What happened, without the cause.
+        cause: The cause that the server's log shows.
         log: The log.
 
     Attributes:
-        cause: The cause. A more exact cause, from exit codes or kernel messages, replaces it, and
-            the message then contains that one.
+        cause: The cause. If exit codes or kernel messages later show a more exact cause, it
+            replaces this one, in the message, too.
     """
 
     def __init__(self, what: str, cause: Cause, log: Path) -> None:
@@ -47,11 +47,11 @@ class ServerExited(StartError):
 
 
 class ServerTimedOut(StartError):
-    """The server was alive but not ready in time."""
+    """The server was still running at the time limit, but not ready."""
 
 
 class ServerStalled(StartError):
-    """The server neither logged nor used the processor for too long."""
+    """For too long, the server neither logged anything nor used the processor."""
 
 
 class PortTaken(StartError):

@@ -1,4 +1,4 @@
-"""How much memory a server holds while it runs, of the host and of its GPUs."""
+"""Read how much host and GPU memory a server holds while it runs."""
 
 from collections.abc import Collection
 
@@ -13,11 +13,12 @@ _RESIDENT = "resident memory of the processes"
 class ServerMemoryReader:
     """Reads how much memory a server holds.
 
-    It must be made before the server is started: if NVML shows no process's share of a GPU, all
-    memory that came into use since then counts as the server's.
+    Create the reader before the server is started. If NVML does not report the GPU memory of each
+    process, all GPU memory that came into use since then counts as the server's.
 
     Args:
-        gpu: Whether the server computes on a GPU. Otherwise its resident memory is all it holds.
+        gpu: Whether the server computes on a GPU. If not, the server holds only its resident
+            memory.
     """
 
     def __init__(self, *, gpu: bool) -> None:
@@ -32,7 +33,7 @@ class ServerMemoryReader:
 
         Args:
             pids: The server's processes.
-            resident: Their resident memory together, in bytes.
+            resident: The sum of the processes' resident memory, in bytes.
         """
         if not self._gpu:
             return ServerMemory(None, resident, _RESIDENT)
@@ -43,7 +44,7 @@ class ServerMemoryReader:
         if own_bytes is not None:
             self._by_process = True
         if self._by_process:
-            # None: the server is not on the GPU yet, or no longer.
+            # None means that the server does not use the GPU yet, or no longer.
             total = None if own_bytes is None else resident + own_bytes
             return ServerMemory(own_bytes, total, f"{_RESIDENT}, and NVML by process")
         if memory.used is not None and self._used is not None:
@@ -53,7 +54,7 @@ class ServerMemoryReader:
                 "(NVML does not report memory by process)"
             )
             return ServerMemory(more, resident + more, source)
-        if memory.used is None and memory.refused is not None:  # GB10: one memory for both
+        if memory.used is None and memory.refused is not None:  # GB10: CPU and GPU share the memory
             more = max(resident, self._available - psutil.virtual_memory().available)
             source = (
                 "the decrease of the machine's available memory since before the server: GPU "

@@ -20,12 +20,12 @@ class SGLang(PythonEngine):
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """Return the command line, see `protocol.Engine`.
 
-        It starts ``sglang.launch_server`` with the suite's key, and the metrics that the suite
-        reads.
+        The command starts ``sglang.launch_server`` with the suite's API key, and enables the
+        metrics that the suite reads.
 
         Args:
             configuration: The configuration of the server.
-            port: The port of 127.0.0.1 at which it must listen.
+            port: The port of 127.0.0.1 at which the server must listen.
         """
         return [
             configuration.python,
@@ -40,7 +40,7 @@ class SGLang(PythonEngine):
 
         Args:
             configuration: The configuration of the server.
-            api_key: The key that it must require.
+            api_key: The API key that the server must require.
         """
         return self._environment(configuration, {"SM121_API_KEY": api_key})
 
@@ -49,15 +49,15 @@ class SGLang(PythonEngine):
     ) -> list[str | None]:
         """Return SGLang's own message for each list of arguments; None if it accepts it.
 
-        The parser requires a model, so each list gets one.
+        SGLang's parser requires a model, so this method adds one to each list.
 
         Args:
             python: The interpreter of SGLang.
             lists: The lists of arguments.
-            environment: Its whole environment.
+            environment: SGLang's whole environment.
 
         Raises:
-            UsageError: The interpreter has no SGLang, or its parser cannot be asked.
+            UsageError: SGLang is not installed in the interpreter, or its parser cannot be run.
         """
         whole = [["--model-path", "model", *arguments] for arguments in lists]
         return super().check_arguments(python, whole, environment)

@@ -1,4 +1,4 @@
-"""Read the `Signs` of an attached server from its processes, its pages and its answers."""
+"""Read the `Signs` of an attached server from its processes and the answers of its API."""
 
 import time
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from sm121.engines.attached_processes import AttachedProcesses
 from sm121.engines.signs import CREATED_OF_ANSWERS, ClockOffset, Signs, Word
 from sm121.evidence import metrics
 
-#: A process with a smaller share of the server's memory may be replaced while the server serves.
+#: A process with a smaller share of the server's memory may be replaced without a restart.
 _LEAST_SHARE = 0.05
-#: Minimum length of the random parts of an id.
+#: An id of at least this length is random; a shorter one may be a counter.
 _DRAWN = 16
 _ID_NUMBER = "the number in the ids of its answers"
-#: With these statuses, the server does not offer the page; it is not only slow.
+#: These status codes mean that the server does not offer a path. After a timeout, it may.
 _WITHHELD = (401, 403, 404, 410)
 
 
@@ -42,22 +42,22 @@ def _load_pages() -> _Pages:
 
 
 class SignReader:
-    """Reads the signs of one server.
+    """Reads the `Signs` of one server.
 
     Args:
         endpoint: The server.
-        processes: The processes of the address at which it listens.
+        processes: The processes of the server.
     """
 
     def __init__(self, endpoint: Endpoint, processes: AttachedProcesses) -> None:
         self._endpoint = endpoint
         self._processes = processes
-        self._pages = _load_pages().page[:1]  # the version, which costs nothing
-        #: The processes that hold the server's memory; None before they were read first.
+        self._pages = _load_pages().page[:1]  # only the version, which is cheap to request
+        #: The processes that hold the server's memory; None before the first reading.
         self._needed: set[psutil.Process] | None = None
 
     def read(self) -> Signs:
-        """Read its processes, its metrics and its version, which cost the server nothing."""
+        """Read only the signs that are cheap for the server: its processes, metrics and version."""
         processes = self._living()
         paths = ("/metrics", *(page.path for page in self._pages))
         with self._endpoint.http(timeout_s=10.0) as http:
@@ -78,11 +78,11 @@ class SignReader:
         )
 
     def read_all(self, *, first: bool = False) -> Signs:
-        """Read also its other pages, its entry in the list of models, and one token of an answer.
+        """Read all signs, for which the server must also generate one token.
 
         Args:
-            first: Whether this is the first call, which reads all pages; later calls read only the
-                pages that the server has answered before.
+            first: Whether this is the first call, which requests all paths. Later calls request
+                only the paths that the server has answered before.
         """
         if first:
             self._pages = _load_pages().page
@@ -123,7 +123,7 @@ class SignReader:
         return words
 
     def _living(self) -> frozenset[tuple[int, int]]:
-        """Return the listeners, and the living large processes of the first look."""
+        """Return the listening processes, and the large processes that still live."""
         while True:
             listening = self._processes.listening(again=True)
             tree = self._processes.find()
@@ -138,11 +138,11 @@ class SignReader:
             try:
                 return frozenset((one.pid, process_tree.start_ticks(one.pid)) for one in needed)
             except OSError:
-                continue  # one has ended just now
+                continue  # a process has just ended, so read again
 
 
 def _serves(process: psutil.Process) -> bool:
-    """Return whether a process must live while the server serves."""
+    """Return whether a process must live as long as the server; helper processes need not."""
     try:
         command = " ".join(process.cmdline())
     except psutil.Error:
@@ -151,7 +151,7 @@ def _serves(process: psutil.Process) -> bool:
 
 
 def _get(http: httpx.Client, path: str) -> httpx.Response:
-    """Return a page, or a response with status 504 if the server sends none."""
+    """Request a path. If the server sends no answer, return a response with status 504."""
     try:
         return http.get(path)
     except httpx.HTTPError:
@@ -159,10 +159,10 @@ def _get(http: httpx.Client, path: str) -> httpx.Response:
 
 
 def _plain_values(entry: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the texts and whole numbers of an object, by names that have dots between levels."""
+    """Yield the texts and integers in a JSON object. Names of nested values are joined by dots."""
     for name, value in entry.items():
         if isinstance(value, dict):
             yield from _plain_values(value, f"{above}{name}.")
-        # Floats are left out, because they are rates, which change.
+        # Floats are left out, because they are mostly rates, which change all the time.
         elif isinstance(value, str | int):
             yield f"{above}{name}", value

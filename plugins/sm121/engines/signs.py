@@ -1,35 +1,35 @@
-"""Signs that distinguish a server's process from another one that took its place."""
+"""`Signs`: values by which the suite detects that another process has replaced a server."""
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-#: Maximum difference of two readings of a process's start, in seconds: clocks may be adjusted in
-#: between.
+#: The maximum difference between two readings of the same start time, in seconds. It allows for
+#: adjustments of the clock.
 CLOCK_SLACK_S = 2.0
 _LONGEST_VALUE = 80
 
 
 @dataclass(frozen=True)
 class Word:
-    """The name of a value that stays the same while a server lives."""
+    """The name of a value that does not change as long as a server lives."""
 
     name: str
-    #: The page with the value; None: the value is in the answers.
+    #: The path whose answer contains the value; None if the value is in the answers of the model.
     page: str | None
 
     def __str__(self) -> str:
         return f"{self.name} ({self.page})" if self.page else f"{self.name} of its answers"
 
 
-#: The field ``created`` of an answer. If it is the same in all answers, it is the start of the
-#: server.
+#: The field ``created`` of an answer. If it is the same in all answers, it is the time at which the
+#: server started.
 CREATED_OF_ANSWERS = Word("created", None)
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How far a server's clock is ahead of this machine's, in seconds: the bounds."""
+    """Bounds for how far a server's clock is ahead of this machine's clock, in seconds."""
 
     least: float
     most: float
@@ -37,25 +37,29 @@ class ClockOffset:
 
 @dataclass(frozen=True)
 class Signs:
-    """The signs of a server at one moment. An unknown sign is None, or empty."""
+    """The values that identify a server's process, read at one time.
 
-    #: Pid and start (ticks since boot) of each process that listens or holds the server's memory.
+    Unknown values are None or empty.
+    """
+
+    #: Pid and start time (ticks since boot) of each process that listens or holds the server's
+    #: memory.
     processes: frozenset[tuple[int, int]] = frozenset()
-    #: The start of the process by its own metrics, in seconds since 1970.
+    #: When the process started according to its own metrics, in seconds since 1970.
     started: float | None = None
     counters: dict[str, float] = field(default_factory=dict)
-    #: Values that stay the same while the server lives, by name.
+    #: The values that do not change as long as the server lives.
     words: dict[Word, str] = field(default_factory=dict)
-    #: The offset of its clock, from the dates of its answers.
+    #: The offset of the server's clock, computed from the dates in its answers.
     clock: ClockOffset | None = None
-    #: Pages that the server does not offer.
+    #: Paths that the server does not offer.
     withheld: frozenset[str] = frozenset()
 
     def is_same_process(self, other: "Signs") -> bool | None:
-        """Return whether both are signs of the same process; None if that is unknown.
+        """Return whether both readings are of the same process; None if that is unknown.
 
         Args:
-            other: Signs of a server, read at the same time.
+            other: The signs of a server, read at the same time.
         """
         if self.started is not None and other.started is not None:
             return self.started == other.started
@@ -64,10 +68,10 @@ class Signs:
         return None
 
     def after(self, earlier: "Signs") -> "Signs":
-        """Return these signs, with missing ones taken from an earlier reading.
+        """Return these signs, completed by the values of an earlier reading.
 
         Args:
-            earlier: The earlier reading. All of its words are kept.
+            earlier: The earlier reading. All of its `words` are kept.
         """
         return replace(
             earlier,
@@ -77,23 +81,23 @@ class Signs:
         )
 
     def steady(self, later: "Signs") -> "Signs":
-        """Return the signs of a later moment, with only the words that both moments have.
+        """Return the signs of a later reading, but only those `words` that both readings have.
 
         Args:
-            later: The signs of that moment.
+            later: The later reading.
         """
         words = dict(self.words.items() & later.words.items())
         clock = None if CREATED_OF_ANSWERS in words else later.clock
         return replace(later, words=words, clock=clock)
 
     def changes(self, now: "Signs") -> Iterator[str]:
-        """Yield each proof that another process, or another release, answers now.
+        """Yield each proof that another process, or another release, now answers.
 
         Args:
-            now: The signs of the server at a later moment.
+            now: A later reading of the signs.
 
         Yields:
-            One sentence each, with the values before and after.
+            One sentence for each proof, with the values before and after.
         """
         if (self.started or self.counters) and "/metrics" in now.withheld - self.withheld:
             yield "/metrics was available before, and is missing now"

@@ -1,8 +1,8 @@
-"""The other ranks of a server that vLLM's own ``--nnodes`` spreads over machines.
+"""The other ranks of a server that spans machines with vLLM's own option ``--nnodes``.
 
 Rank 0 runs on this machine, under this suite's supervisor. The command of each other node starts
-the rank of that node, under a supervisor there. If one rank ends, the suite ends the whole server:
-the other ranks would wait for minutes, while /health answers with status 200.
+the rank of that node, under a supervisor there. If one rank ends, the suite ends the whole server.
+Otherwise the other ranks would wait for minutes, while /health still returns status 200.
 """
 
 import dataclasses
@@ -31,9 +31,10 @@ from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.mapped import MappedLibrary
 
 _WATCH_EVERY_S = 0.5
-#: Seconds that a node gets to read its memory, in addition to the time to end its rank.
+#: Seconds that a node gets to read its memory after a stop, in addition to the time for ending its
+#: rank.
 _REPORT_WITHIN_S = 40.0
-#: Seconds that a node gets in all if it was silent before the stop.
+#: Seconds that a node gets in total if it sent nothing before the stop.
 _SILENT_REPORT_WITHIN_S = 5.0
 
 
@@ -44,24 +45,24 @@ class RankNodes:
     configuration: ServerConfiguration
     #: How long a rank gets between SIGTERM and SIGKILL, in seconds.
     stop_s: float
-    #: The id of the run, which is in the environment of each process.
+    #: The id of the run, which is in the environment of each process of the server.
     run_id: str
-    #: Added to the environment of each rank.
+    #: Environment variables to add to each rank.
     added: Mapping[str, str] = field(default_factory=dict)
     watch: NodeWatch = field(init=False, default_factory=NodeWatch)
-    #: Rank 0 in this attempt to start the server.
+    #: Rank 0 of the current attempt to start the server.
     _rank_0: Rank = field(init=False)
-    #: The variables for this machine's end of the link.
+    #: The environment variables that make rank 0 use the network link to the other nodes.
     _bound: Mapping[str, str] = field(init=False, default_factory=dict)
 
     def place(self, launch: Launch) -> Placement:
-        """Return rank 0, and the variables of this machine's end of the link.
+        """Return rank 0, and the variables that make it use the network link to the other nodes.
 
         Args:
             launch: The launch of rank 0.
 
         Raises:
-            StartError: This machine has no address at which the other nodes reach it.
+            StartError: This machine has no address at which the other nodes can reach it.
         """
         self.watch.begin()
         span = self.configuration.span
@@ -102,7 +103,7 @@ class RankNodes:
         return (this_machine(launch), *(other.node for other in self.watch.others))
 
     def fault(self, launch: Launch, settle_s: float) -> ServerError | None:
-        """Return the first fault of a node, or None. Later faults do not replace it.
+        """Return the first fault of any node, or None.
 
         Args:
             launch: The launch of rank 0.
@@ -113,17 +114,17 @@ class RankNodes:
 
     def _is_settled(self, launch: Launch) -> bool:
         if not launch.was_stopped:
-            # Before the server is ready, its start has failed.
+            # A fault before the server was ready means that its start has failed.
             kind = ServerExited if self.watch.ready_at == -math.inf else ServerError
             self.watch.look(launch, kind)
         return self.watch.fault is not None or launch.was_stopped
 
     def stopping(self) -> None:
-        """End the watch: the end of a rank is no fault from here on."""
+        """Stop watching. From now on, the end of a rank is not a fault."""
         self.watch.is_over.set()
 
     def stopped(self, report: StopReport) -> StopReport:
-        """Stop the other ranks, and add what is left on their nodes to a report.
+        """Stop the other ranks, and add what they leave behind on their nodes to a report.
 
         Args:
             report: The report of rank 0.
@@ -137,9 +138,9 @@ class RankNodes:
         return report
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """Return the log and the last report of each other node, by a name for files.
+        """Return the log and the last report of each other node. The keys fit in file names.
 
-        The report has its processes, memory, exits and kernel messages.
+        A report has the processes, memory, exit statuses and kernel messages of the node.
         """
         described = {}
         for other in self.watch.others:
@@ -148,11 +149,16 @@ class RankNodes:
         return described
 
     def stacks(self) -> Mapping[str, str]:
-        """Return the stacks of each other node, by a name for files: at a fault, or else now."""
+        """Return the stack traces of each other node. The keys fit in file names.
+
+        After a fault, these are the stack traces that were read then. Otherwise they are read now.
+        """
         return self.watch.stacks_at_fault or self.watch.take_stacks()
 
     def nccl_by_node(self, launch: Launch) -> Mapping[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks mapped: other nodes' by their last report.
+        """Return, for each node, the NCCL libraries that its ranks have mapped.
+
+        For other nodes, this is read from their last reports.
 
         Args:
             launch: The launch of rank 0.
@@ -173,7 +179,8 @@ class RankNodes:
     ) -> NodeProcess:
         log = log_of_rank_0.with_name(f"{log_of_rank_0.stem}-node-{rank}.log")
         log.write_text("", "utf-8")
-        # `_bound` describes this machine's end of the link; each other node has its own end.
+        # The variables in `_bound` are for this machine's end of the network link. Each other node
+        # determines its own.
         added = {name: value for name, value in self.added.items() if name not in self._bound}
         request = node_process.question(
             self.configuration,
@@ -192,7 +199,7 @@ class RankNodes:
             raise NodeLoss(node, str(error)).error(ServerExited, log) from error
 
     def _watch(self, launch: Launch) -> None:
-        """End the server when a rank ends, so that each client gets an answer or an error."""
+        """End the server if a node is lost, so that each client gets an answer or an error."""
         while not self.watch.is_over.wait(_WATCH_EVERY_S):
             fault = self.fault(launch, settle_s=0.0)
             if fault is not None and not self.watch.is_over.is_set():
@@ -209,7 +216,7 @@ def _with_node(
         report: The report so far.
         node: The node.
         answer: The node's own report; None if it sent none.
-        served_s: Seconds from the time when the server was ready to the node's last message.
+        served_s: Seconds from the server's readiness to the node's last message.
     """
     if answer is None:
         lost = Survivor(0, "unknown", f"{node} did not report what is left there")
@@ -218,7 +225,7 @@ def _with_node(
     for entry in answer["survivors"]:
         left.append(Survivor(entry["pid"], entry["status"], f"{node}: {entry['command']}"))
     crash = f"{node}: {answer['crash']}" if answer["crash"] else None
-    lines, unavailable, now = answer["kernel"]  # by the clock of that node, from its start on
+    lines, unavailable, now = answer["kernel"]  # by the clock of that node
     kernel = KernelMessages(tuple(lines), unavailable, [(0.0, now - served_s)])
     return dataclasses.replace(
         report,

@@ -1,4 +1,4 @@
-"""Wait until a launch serves, within its limits."""
+"""Wait until a launched server is ready, within the time limits of a start."""
 
 import os
 import time
@@ -20,11 +20,12 @@ from sm121.evidence import failure, remedies, stacks
 from sm121.evidence.signatures import startup_progress
 
 _POLL_S = 0.1
-#: Seconds between two looks at the files that are being compiled.
+#: Seconds between two readings of the files that are being compiled.
 _CACHES_EVERY_S = 2.0
 #: Seconds that the other nodes get to report their faults after rank 0 has ended.
 _FAULT_SETTLES_S = 3.0
-#: From this number of processes per processor on, a busy machine may be the cause of a late start.
+#: With at least this many running processes per processor, the load of the machine may have delayed
+#: the start.
 _BUSY = 3
 
 
@@ -42,10 +43,10 @@ class StartWatch:
     _progress: str = field(init=False, default="not started")
 
     def wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
-        """Return when the server has served a token.
+        """Wait until the server has served a token.
 
         Args:
-            endpoint: Its address.
+            endpoint: The address of the server.
             started: When the start began (``time.monotonic``).
 
         Raises:
@@ -80,7 +81,7 @@ class StartWatch:
             probe.cancelled.set()
 
     def _check(self) -> None:
-        """Raise the error of a start if the server, or another node of it, has ended."""
+        """Raise a StartError if the server, or another node of it, has ended."""
         exit_status = self.launch.exit_status
         fault = self.fault(settle_s=0.0 if exit_status is None else _FAULT_SETTLES_S)
         if fault is not None:
@@ -104,7 +105,8 @@ class StartWatch:
         from now while a compiler runs. In total, it gets at most the time limit of a cold start.
 
         Raises:
-            ServerTimedOut: It did not compile recently, or the time limit of a cold start is over.
+            ServerTimedOut: The server did not compile recently, or the time limit of a cold start
+                is over.
         """
         latest = self.launch.compilation.latest()
         if latest is not None:
@@ -119,7 +121,7 @@ class StartWatch:
         raise self._failed(ServerTimedOut, message + _other_load())
 
     def _failed(self, kind: type[StartError], what: str) -> StartError:
-        """Return the error of a start that hangs, before its processes are ended."""
+        """Read the stack traces of a start that hangs, and return its error."""
         tree = self.launch.look_at_tree()
         self.launch.stacks = stacks.take_or_why(tree, self.launch.supervision.stacks_folder)
         log = self.launch.log
@@ -134,7 +136,7 @@ class StartWatch:
 
 def _other_load() -> str:
     """Return a remark if this machine was busy during the start, else an empty text."""
-    waiting = os.getloadavg()[1]  # of the last five minutes
+    waiting = os.getloadavg()[1]  # the load of the last five minutes
     processors = len(os.sched_getaffinity(0))
     if waiting < _BUSY * processors:
         return ""

@@ -1,4 +1,4 @@
-"""The start of a server: its activity, the readiness probe and the progress lines."""
+"""Parts of starting a server: its activity, the readiness probe and the progress lines."""
 
 import contextlib
 import threading
@@ -14,9 +14,10 @@ from sm121.core.server import Endpoint
 
 _HEALTH_EVERY_S = 0.5
 _ACTIVITY_EVERY_S = 2.0
-#: More than this share of a core counts as work, since a waiting Python process wakes now and then.
+#: A server that uses more than this share of a core counts as working. It is not 0, because a
+#: waiting Python process wakes up now and then.
 _WORKING_SHARE = 0.01
-#: A phase that takes longer than this many seconds gets a line.
+#: If a phase takes longer than this many seconds, a progress line is printed.
 _LONG_S = 15.0
 
 
@@ -31,24 +32,24 @@ class StartPhase:
 
 @dataclass(frozen=True)
 class StartLimits:
-    """How long a server may take, in seconds."""
+    """The time limits of a server's start, in seconds."""
 
     ready_s: float
     stalled_s: float
     stop_s: float
-    #: For a start that compiles. A value below `ready_s` means `ready_s`.
+    #: The time limit of a start that compiles; at least `ready_s`.
     cold_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class StartHooks:
-    """The callbacks of a server that starts."""
+    """The callbacks of a server's start."""
 
-    #: Called on each change of progress, and with each problem.
+    #: Called with each new phase, and with each problem.
     notify: Callable[[StartPhase], None] = lambda _progress: None
-    #: Returns the texts that its log must not show, beside its key.
+    #: Returns secrets to remove from the server's log, in addition to its API key.
     other_secrets: Callable[[], Collection[str]] = tuple
-    #: Called with the seconds that a start which compiles gets beyond the limit.
+    #: Called if the start gets more time because it compiles, with the additional seconds.
     on_cold: Callable[[float], None] = lambda _seconds: None
 
 
@@ -68,7 +69,7 @@ def ask_for_a_token(http: httpx.Client, served_name: str, *, within_s: float) ->
 
 
 class Activity:
-    """The new log lines of a server, and the seconds without a line and without processor time.
+    """Reads a server's new log lines, and how long it has neither logged nor used the processor.
 
     Args:
         log: The log of the server.
@@ -85,19 +86,19 @@ class Activity:
         self._next_look = 0.0
 
     def new_lines(self) -> list[str]:
-        """Return the whole lines that came since the last call."""
+        """Return the complete lines that were logged since the last call."""
         with self._log.open("rb") as stream:
             stream.seek(self._position)
             fresh = stream.read(1 << 20)
         if fresh:
             self._last = time.monotonic()
             self._position += len(fresh)
-        # Progress bars end their lines with a carriage return alone.
+        # Progress bars end their lines with a carriage return, without a line feed.
         *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
         return [line.decode("utf-8", "replace") for line in lines]
 
     def idle_s(self) -> float:
-        """Return the seconds since there was a line, or work on a processor."""
+        """Return the seconds since the server last logged a line or used the processor."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _ACTIVITY_EVERY_S
@@ -113,7 +114,7 @@ class Activity:
 
 
 class ReadinessProbe(threading.Thread):
-    """Requests /health and then a token, in a thread, because either request may hang for long.
+    """A thread that requests /health and then a token. Either request may hang for a long time.
 
     /health shows that the web server runs; a token shows that the engine runs.
 
@@ -125,13 +126,13 @@ class ReadinessProbe(threading.Thread):
         super().__init__(name="sm121-readiness", daemon=True)
         self._http = endpoint.http(timeout_s=2.0)
         self._served_name = endpoint.served_name
-        #: Ends the requests; one that is under way ends with the server or the process.
+        #: Set to end the thread. A request that is in progress ends with the server or the process.
         self.cancelled = threading.Event()
         self.progress: str | None = None
         self.ready = False
 
     def run(self) -> None:
-        """Repeat the requests until a token came, or `cancelled` is set."""
+        """Repeat the requests until a token was received, or `cancelled` is set."""
         with self._http as http:
             while not self.ready and not self.cancelled.wait(_HEALTH_EVERY_S):
                 try:
@@ -139,7 +140,7 @@ class ReadinessProbe(threading.Thread):
                         continue
                     self.progress = "first token"
                     status = ask_for_a_token(http, self._served_name, within_s=3600.0)
-                except httpx.HTTPError:  # not up yet, or the server was stopped meanwhile
+                except httpx.HTTPError:  # the server does not listen yet, or was stopped meanwhile
                     continue
                 self.ready = status == 200
                 if not self.ready:
@@ -148,14 +149,14 @@ class ReadinessProbe(threading.Thread):
 
 @dataclass
 class StartProgress:
-    """Shows a start: at most one line in fifteen seconds, and one at the end.
+    """Prints the progress of a start: at most one line in 15 seconds, and one at the end.
 
-    It is called with a configuration's name and the phase of its server, on each change.
+    Call the object with a configuration's name and the phase of its server, on each change.
     """
 
-    #: Called with the name and a line.
+    #: Prints a line; called with the configuration's name and the phase.
     show: Callable[[str, StartPhase], None]
-    #: Whether the beginning of a start is shown, too.
+    #: Whether to print a line at the beginning of a start, too.
     begins: bool = False
     #: Returns the current time in seconds.
     clock: Callable[[], float] = time.monotonic
@@ -163,11 +164,11 @@ class StartProgress:
     def __post_init__(self) -> None:
         #: The name of the server that starts.
         self._name = ""
-        #: Its phase.
+        #: The current phase of that server.
         self._phase = ""
         #: When that phase began.
         self._since = 0.0
-        #: When the last line was shown.
+        #: When the last line was printed.
         self._line_at = 0.0
         #: When the start began.
         self._began = 0.0

@@ -16,7 +16,8 @@ from typing import IO, Any
 
 from sm121.evidence import stacks
 
-#: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
+#: The maximum length of a base folder: 107 bytes for the path of a Unix socket, minus
+#: "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
 
 
@@ -43,7 +44,7 @@ class Supervision:
 
         Args:
             command: The command of the server.
-            environment: Variables in addition to those of this process.
+            environment: Environment variables to add to those of this process.
             grace_s: Seconds that the server gets between SIGTERM and SIGKILL.
         """
         self.status_file.unlink(missing_ok=True)
@@ -71,7 +72,7 @@ class Supervision:
 
     @property
     def stacks_folder(self) -> Path | None:
-        """The folder into which the processes write their stacks; None before the start."""
+        """The folder into which the processes write their stack traces; None before the start."""
         return None if self.scratch is None else stacks.folder_in(self.scratch)
 
     @property
@@ -85,17 +86,17 @@ class Supervision:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the server was told to stop: by the suite, or because the suite ended."""
+        """Whether a stop of the server was requested by the suite, or because the suite ended."""
         return self._status().get("stopped_by") is not None
 
     @property
     def session(self) -> int | None:
-        """The session of the server. Its id is the pid of the main process, which begins it."""
+        """The session id of the server, which is the pid of its main process."""
         pid = self._status().get("pid")
         return None if pid is None else int(pid)
 
     def exits(self) -> list[dict[str, Any]]:
-        """Return how processes of the tree ended so far, as the supervisor wrote it."""
+        """Return how processes of the tree have ended so far, as recorded by the supervisor."""
         entries: list[dict[str, Any]] = self._status().get("exits") or []
         return entries
 
@@ -106,7 +107,8 @@ class Supervision:
             within_s: The seconds after which the supervisor is killed.
 
         Returns:
-            The exit status of the supervisor; None if it was not started, or ended before.
+            The exit status of the supervisor; None if the supervisor was not started, or had
+            already been ended.
         """
         ended = None
         if self._process is not None:
@@ -118,7 +120,7 @@ class Supervision:
         return ended
 
     def remove_scratch(self) -> None:
-        """Remove the temporary files. The supervisor has removed them, unless it was killed."""
+        """Remove the temporary files that a killed supervisor has left behind."""
         if self.scratch is not None:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -131,7 +133,7 @@ class Supervision:
 
 
 def _end_process(process: subprocess.Popen[bytes], within_s: float) -> int:
-    with process:  # closes its input
+    with process:  # closes the standard input of the supervisor
         process.terminate()
         try:
             return process.wait(within_s)
@@ -143,7 +145,7 @@ def _end_process(process: subprocess.Popen[bytes], within_s: float) -> int:
 def scratch_base() -> str:
     """Return the folder for temporary files.
 
-    vLLM puts unix sockets there, whose paths may have 107 bytes.
+    vLLM creates Unix sockets there, whose paths can have at most 107 bytes.
     """
     base = tempfile.gettempdir()
     return base if len(base) <= _LONGEST_SCRATCH_BASE else "/tmp"  # noqa: S108 - mkdtemp follows

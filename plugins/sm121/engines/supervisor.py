@@ -1,15 +1,18 @@
-"""The parent of a managed server: ``--status FILE --scratch FOLDER --grace SECONDS -- COMMAND``.
+"""The parent process of a server that the suite starts.
 
-It runs COMMAND in a session of its own and writes to FILE how that ended. It ends the whole tree,
-by SIGTERM and then SIGKILL:
+Arguments: ``--status FILE --scratch FOLDER --grace SECONDS -- COMMAND``.
+
+The supervisor runs COMMAND in a session of its own, and writes to FILE how COMMAND ended. In these
+cases it ends the whole process tree, with SIGTERM and then SIGKILL:
 
 - when the command has ended,
 - on SIGTERM,
-- at the end of its standard input, a pipe from the suite, so that even a SIGKILL of the suite ends
+- when its standard input ends. This is a pipe from the suite, so even a SIGKILL of the suite ends
   the server.
 
-FOLDER and the tree's shared memory are removed at the end. It is a child subreaper (prctl(2)):
-orphans of the tree are reaped here, also in a container whose process 1 reaps nothing.
+At the end, the supervisor removes FOLDER and the tree's shared memory. The supervisor is a child
+subreaper (prctl(2)): it reaps orphans of the tree, also in a container whose process 1 reaps
+nothing.
 """
 
 import argparse
@@ -35,49 +38,50 @@ from sm121.engines.process_tree import OWNER, RUN_ID, become_subreaper, end, pid
 
 _POLL_S = 0.05
 _LOOK_EVERY_S = 2.0
-#: A small server may be ready, and lose a process, before `_LOOK_EVERY_S` is over. Its processes
-#: are therefore read more often at first.
+#: For this many seconds, the processes are read more often than every `_LOOK_EVERY_S`, because a
+#: small server may be ready, and lose a process, in a shorter time.
 _YOUNG_S = 10.0
 _LOOK_AT_THE_YOUNG_EVERY_S = 0.25
-#: The time between SIGTERM and SIGKILL for processes that outlive the main process: after a stop
-#: that was requested, and after an end of the main process.
+#: Seconds between SIGTERM and SIGKILL for processes that outlive the main process. The first number
+#: is for a requested stop, the second for a main process that ended by itself.
 _POLITE_S = 2.0
 _POLITE_AFTER_END_S = 0.5
-#: Seconds to wait for the end of the main process after SIGKILL.
+#: Seconds to wait after SIGKILL until the main process has ended.
 _KILLED_WITHIN_S = 10.0
 _END_OF_THE_SUITE = "end of the suite"
 #: The field ``exit_code`` of /proc/PID/stat (proc(5)), counted from the field after the state.
 _EXIT_CODE = 48
-#: Signals that end processes on purpose.
+#: Signals that are sent on purpose to end a process; other signals mean a crash.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
 
 
 @dataclass
 class _Processes:
-    """The processes of the tree that were found, and how they ended."""
+    """The processes that were found in the tree, and how they ended."""
 
-    #: By pid: the name of each process that was found.
+    #: The name of each process that was found; the keys are pids.
     names: dict[int, str] = field(default_factory=dict)
-    #: By descriptor, which becomes readable when the process ends: its pid.
+    #: The pid of each watched process. The key is a descriptor that becomes readable when the
+    #: process ends.
     watched: dict[int, int] = field(default_factory=dict)
-    #: By pid: the exit status of each process that has ended; None if it is not known.
+    #: The exit status of each process that has ended (None if it is unknown); the keys are pids.
     _exits: dict[int, int | None] = field(default_factory=dict)
-    #: By pid: when its end was noticed (``time.monotonic``).
+    #: When the end of each process was noticed (``time.monotonic``); the keys are pids.
     _ended_at: dict[int, float] = field(default_factory=dict)
 
     def watch(self, pid: int) -> None:
-        """Watch for the end of a process, to record it before its parent collects its status."""
+        """Watch for the end of a process, to record it before the process's parent reaps it."""
         if pid not in self._exits and pid not in self.watched.values():
             with contextlib.suppress(OSError):
                 self.watched[os.pidfd_open(pid)] = pid
 
     def note_end(self, pid: int) -> None:
-        """Note that a process has ended. Its status may not have been collected yet."""
+        """Record that a process has ended. It may not have been reaped yet."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
         except OSError:
-            self.note_status(pid, None)  # its parent has already collected the status
+            self.note_status(pid, None)  # the process's parent has already reaped it
         else:
             state, *others = fields.split()
             status = None
@@ -86,15 +90,15 @@ class _Processes:
             self.note_status(pid, status)
 
     def note_status(self, pid: int, status: int | None) -> None:
-        """Note the exit status of a process that has ended; None if it is not known."""
+        """Record the exit status of a process that has ended; None if the status is unknown."""
         self._ended_at.setdefault(pid, time.monotonic())
         if status is not None or pid not in self._exits:
             self._exits[pid] = status
 
     def records(self, ending_s: float | None) -> list[dict[str, Any]]:
-        """Return the ended processes, by pid.
+        """Return a record for each ended process, in the order of the pids.
 
-        `ending_s`: when the supervisor began to end the tree.
+        `ending_s` is the time when the supervisor began to end the tree.
         """
         records = []
         for pid, status in sorted(self._exits.items()):
@@ -111,15 +115,15 @@ class _Processes:
     def _is_by_us(self, pid: int, status: int | None, ending_s: float | None) -> bool:
         """Return whether the supervisor's stop ended a process.
 
-        An engine that is told to stop kills its own workers, so these ends count as caused by the
-        stop; a crash does not.
+        An engine that gets a stop signal kills its own workers, so their ends count as caused by
+        the stop. A crash during the stop does not.
         """
         crashed = status is not None and status < 0 and -status not in _ENDING
         return ending_s is not None and self._ended_at[pid] >= ending_s and not crashed
 
 
 class _Supervisor:
-    """Runs a server, records how its processes end, and ends the remaining ones."""
+    """Runs a server, records how its processes end, and ends those that remain."""
 
     def __init__(self, command: list[str], status: Path, scratch: Path, grace_s: float) -> None:
         self._command = command
@@ -136,12 +140,13 @@ class _Supervisor:
         #: When the supervisor began to end the tree (``time.monotonic``); None before.
         self._ending_s: float | None = None
         self._could_not_write = False
-        #: A lock on the folder. The next run in this folder waits for it until this process ends.
+        #: A lock on the folder, held until this process ends. The next run in this folder waits for
+        #: it.
         self._lock: IO[str] | None = None
 
     def run(self) -> int:
         become_subreaper()
-        with contextlib.suppress(OSError):  # the folder cannot be written, so no other run uses it
+        with contextlib.suppress(OSError):  # if the folder is not writable, no other run can use it
             self._lock = lock_file.open_lock(self._status.parent / lock_file.SERVERS)
             lock_file.try_lock(self._lock, fcntl.LOCK_SH)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the suite handles Ctrl-C
@@ -150,7 +155,7 @@ class _Supervisor:
         self._main_pid = server.pid
         try:
             self._watch_over_it()
-        finally:  # end all processes of the server, whatever error occurred above
+        finally:  # end all processes of the server after any error above
             self._ending_s = self._ending_s or time.monotonic()
             polite_s = _POLITE_S if self._stop_requested else _POLITE_AFTER_END_S
             killed = end(self._tree, polite_s=polite_s)
@@ -180,7 +185,7 @@ class _Supervisor:
         self._report()
 
     def _stop(self) -> None:
-        """Send signals to the main process only, so that it can end its own children in order."""
+        """Stop the main process first, so that it can end its own children in order."""
         _say(f"stopping the server: {self._stop_requested}")
         self._ending_s = time.monotonic()
         if not self._signal_main(signal.SIGTERM, self._grace_s):
@@ -188,17 +193,17 @@ class _Supervisor:
 
     def _signal_main(self, number: signal.Signals, patience_s: float) -> bool:
         """Send a signal to the main process, and return whether it has ended in time."""
-        with contextlib.suppress(ProcessLookupError):  # it has just ended; `_reap` collects it
+        with contextlib.suppress(ProcessLookupError):  # it has just ended; `_reap` reaps it
             os.kill(self._main_pid, number)
         return until(self._reap, patience_s, every_s=_POLL_S)
 
     def _tree(self) -> list[psutil.Process]:
-        """Return all descendants: a subreaper is the parent of every orphan of the tree."""
+        """Return all descendants. They include orphans, because this process is a subreaper."""
         self._reap()
         return psutil.Process().children(recursive=True)
 
     def _note_segments(self) -> None:
-        """Store the names of the tree's shared memory, which are unknown after its end."""
+        """Store the names of the tree's shared memory, which are unreadable after its end."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -211,7 +216,7 @@ class _Supervisor:
             self._segments.update(_segments_of(process.pid))
 
     def _reap(self) -> bool:
-        """Collect every child that has ended, and return whether the main process has ended."""
+        """Reap every child that has ended, and return whether the main process has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -277,11 +282,11 @@ class _Supervisor:
 
 
 def _segments_of(pid: int) -> set[Path]:
-    """Return the shared memory of an engine that a process maps."""
+    """Return the engine's shared memory segments that a process has mapped."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
     except OSError:
-        return set()  # it has ended, or this process may not read it
+        return set()  # the process has ended, or its maps cannot be read
     segments = set()
     for line in maps.splitlines():
         name = line.partition(f"{_SHARED_MEMORY}/")[2]
@@ -303,7 +308,7 @@ def main(arguments: list[str]) -> int:
         arguments: The command line, without the name of the program.
 
     Returns:
-        The exit status: that of the server; 128 plus the signal that ended it.
+        The exit status of the server, or 128 plus the signal that ended the server.
     """
     parser = argparse.ArgumentParser(prog="sm121.engines.supervisor")
     parser.add_argument("--status", type=Path, required=True)

@@ -20,8 +20,8 @@ class Vllm(PythonEngine):
     title = "vLLM"
     remedy = "`make env` makes one for the CPU; in a vLLM container, use the container's own python"
 
-    #: The suite sets these itself: the address, the key and the names of its server. A file of
-    #: arguments (--config) is refused, because it may contain these without the suite's knowledge.
+    #: The suite sets the address, the API key and the names of its server itself. ``--config`` is
+    #: refused as well, because a file of arguments could also set them.
     reserved_arguments: tuple[str, ...] = (
         "--host", "--port", "--uds", "--root-path", "--api-key", "--model", "--served-model-name",
         "--worker-cls", "--config", "--nnodes", "--node-rank", "--master-addr", "--master-port",
@@ -37,7 +37,7 @@ class Vllm(PythonEngine):
 
         Args:
             configuration: The configuration of the server.
-            port: The port of 127.0.0.1 at which it must listen.
+            port: The port of 127.0.0.1 at which the server must listen.
         """
         command = [
             configuration.python,
@@ -48,7 +48,8 @@ class Vllm(PythonEngine):
         if configuration.speaking_worker:
             command += ["--worker-cls", "sm121_probe.SpeakingWorker"]
         if configuration.traces is not None:
-            # Only the workers are traced, without stacks, to limit the size of the traces.
+            # To limit the size of the traces, only the workers are traced, and without stack
+            # traces.
             profiler = {
                 "torch_profiler_dir": configuration.traces,
                 "torch_profiler_with_stack": False,
@@ -61,12 +62,12 @@ class Vllm(PythonEngine):
     def rank_command(
         self, configuration: ServerConfiguration, *, port: int, rank: Rank
     ) -> list[str]:
-        """Return the command line of a node's part of a server that spans machines.
+        """Return the command line of one rank of a server that spans machines.
 
         Args:
             configuration: The configuration of the server.
             port: The port of 127.0.0.1 at which rank 0 must listen.
-            rank: The part.
+            rank: The rank.
         """
         command = self.command(configuration, port=port)
         command += ["--nnodes", str(rank.count), "--node-rank", str(rank.number)]
@@ -80,17 +81,18 @@ class Vllm(PythonEngine):
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """Return the whole environment, see `protocol.Engine`.
 
-        The key stays off the command line, which every user can read.
+        The API key is passed in the environment, because every user can read the command line.
 
         Args:
             configuration: The configuration of the server.
-            api_key: The key that it must require.
+            api_key: The API key that the server must require.
         """
-        # A server's temporary files are removed with it, but compiled kernels must be kept.
+        # The suite removes a server's temporary files after the stop, but compiled kernels must be
+        # kept.
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
         settings = {
             "VLLM_API_KEY": api_key,
-            # Messages between the engine's own processes stay on the loopback, too.
+            # The engine's own processes use the loopback interface for their messages, too.
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
@@ -109,7 +111,7 @@ class Vllm(PythonEngine):
 
         Args:
             python: The interpreter of vLLM.
-            environment: Its whole environment.
+            environment: The engine's whole environment.
         """
         origin = imports(python, ("vllm",), environment).origins["vllm"]
         return origin is not None and (Path(origin).parent / "config" / "profiler.py").is_file()

@@ -1,4 +1,4 @@
-"""Compile FlashInfer's modules as a start of the engine would, without a server: ``sm121 warm``."""
+"""Compile the FlashInfer modules that a start of the engine would compile (``sm121 warm``)."""
 
 import contextlib
 import dataclasses
@@ -21,13 +21,13 @@ from sm121.core.profile import Profile
 from sm121.engines import preflight, registry
 
 _LINE_EVERY_S = 10.0
-#: Maximum number of lines of a compiler's output in a message.
+#: The maximum number of lines of a compiler's output in a message.
 _LINES = 12
 
 
 @dataclass(frozen=True)
 class RequiredModules:
-    """The modules of FlashInfer that an engine may compile, and those that its cache lacks."""
+    """The FlashInfer modules that an engine may compile, and those that its cache lacks."""
 
     #: The engine's interpreter.
     python: str
@@ -36,9 +36,9 @@ class RequiredModules:
     modules: FlashInferModules
     needed: tuple[JitModule, ...]
     missing: tuple[JitModule, ...]
-    #: Other kernels that a start compiles and that the cache lacks: ``sm121 warm`` leaves them out.
+    #: Other kernels that are missing in the cache. A start compiles them, ``sm121 warm`` does not.
     unbuilt: tuple[jit.Unbuilt, ...]
-    #: By module, the decoding of the configuration that needs it.
+    #: For each module, how the configuration that needs the module decodes.
     decoding: Mapping[str, jit.Decoding]
     #: The names of the architecture's machine code.
     codes: tuple[str, ...]
@@ -56,18 +56,18 @@ class RequiredModules:
     ) -> "RequiredModules":
         """Find the modules that a profile's configurations need in the engine's release.
 
-        These are the configuration under test and the baseline. If modules of both have the same
-        name, the module of the configuration under test counts.
+        The configurations are the configuration under test and the baseline. If both need a module
+        of the same name, the module of the configuration under test is used.
 
         Args:
             profile: The profile.
             python: The engine's interpreter.
-            variables: Variables in addition to the engine's environment.
-            names: Only these modules; empty for all.
+            variables: Environment variables to add to the engine's environment.
+            names: The modules to return; empty for all.
             configuration: The configuration under test (default: the profile's).
 
         Raises:
-            UsageError: No module is compiled for the profile, or a name is unknown.
+            UsageError: The profile needs no module, or a name is unknown.
             NoAnswer: The interpreter does not answer.
         """
         architecture = _architecture_of(profile)
@@ -109,8 +109,8 @@ class RequiredModules:
     def jobs(self, module: JitModule) -> str:
         """Return the number of compile jobs that run in parallel.
 
-        It is MAX_JOBS of the environment, or else the number that fits without a server; "0" if
-        none fits.
+        The number is MAX_JOBS of the environment. If it is not set, it is the number for which the
+        memory is sufficient while no server runs; "0" if the memory is not sufficient for one job.
 
         Args:
             module: The module to compile.
@@ -148,7 +148,7 @@ class RequiredModules:
 
         Args:
             module: The module.
-            say: Called with a line of progress now and then.
+            say: Prints a progress line; called now and then.
 
         Returns:
             The error, with the end of the compiler's output; None if the module is in the cache.
@@ -169,7 +169,7 @@ class RequiredModules:
     def _compile(
         self, module: JitModule, variables: Mapping[str, str], say: Callable[[str], None]
     ) -> tuple[int, list[str]]:
-        """Return the status of the compiling process, and the lines of its output."""
+        """Return the exit status of the compiling process, and the lines of its output."""
         caches = CompileCaches.of(variables)
         began = time.time()
         shape = dataclasses.asdict(self.decoding[module.name])
@@ -184,7 +184,7 @@ class RequiredModules:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # nvcc starts other processes, which end with the group
+                start_new_session=True,  # so that nvcc's own processes can be ended as a group
             )
             try:
                 while process.poll() is None:

@@ -1,9 +1,10 @@
 """Check arguments with an engine's own parser.
 
-It runs in the engine's interpreter, without the suite. It reads a JSON object with the name of the
-``engine`` and ``lists`` of arguments. It writes another: ``refused``, the parser's message for each
-list that it refuses, else null; and the parser's ``options``. No server is started, and defaults
-are not resolved, which may need the model and the GPU.
+This script runs in the engine's interpreter, without the suite. Its standard input is a JSON object
+with the name of the ``engine`` and the ``lists`` of arguments. Its output is a JSON object with two
+fields. ``refused`` has one entry for each list: the parser's error message, or null if the parser
+accepts the list. ``options`` has the names of the parser's options. The script starts no server,
+and does not resolve defaults, because that may need the model and the GPU.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def _vllm() -> Any:
 
 
 def main() -> None:
-    """Answer the question on standard input."""
+    """Read the request from standard input, and write the answer to standard output."""
     question = json.load(sys.stdin)
     parsers = {"vllm": _vllm, "sglang": _sglang}
     parser = parsers[question["engine"]]()

@@ -3,8 +3,8 @@
 vLLM's CPU platform does not name the Ray resource that a rank needs. This file adds two things; the
 rest is vLLM's own code:
 
-- the name of a Ray resource, of which each rank takes one
-- ranks that have no GPU
+- the name of a Ray resource, of which each rank takes one unit
+- a class for ranks without a GPU
 
 It runs inside vLLM, without the suite.
 """

@@ -1,10 +1,10 @@
-"""Log the attention and the experts to which each layer resolved, inside vLLM's workers.
+"""Log which attention and experts backend each layer uses. This code runs in vLLM's workers.
 
 vLLM on the CPU logs no line about its attention backend, and no version logs how many layers have
 sinks or a window. A profile that sets ``engine.speaking_worker`` starts vLLM with ``--worker-cls
 sm121_probe.SpeakingWorker``: the platform's own worker, which adds these log lines after the model
-is loaded and changes nothing else. Only this folder is on the engine's PYTHONPATH: this file may
-import nothing of the suite.
+is loaded and changes nothing else. The engine's PYTHONPATH contains only the folder of this file,
+so this file cannot import the suite.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ class SpeakingWorker(PlatformWorker):  # type: ignore[misc]
         """Load the model, and log the backends.
 
         Args:
-            args: Those of the platform's worker.
-            kwargs: Those of the platform's worker.
+            args: The arguments of the platform's worker.
+            kwargs: The arguments of the platform's worker.
 
         Returns:
             The result of the platform's worker.
@@ -62,7 +62,8 @@ class SpeakingWorker(PlatformWorker):  # type: ignore[misc]
             )
 
     def _log_experts(self) -> None:
-        # Up to vLLM 0.26 no line says which experts a CPU runs; later ones have no such attribute.
+        # vLLM up to 0.26 does not log which experts backend a CPU runs. Later versions do, and lack
+        # this attribute.
         experts: Counter[str] = Counter()
         for module in self.model_runner.model.modules():
             method = getattr(module, "quant_method", None)

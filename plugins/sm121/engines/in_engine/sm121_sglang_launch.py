@@ -1,4 +1,7 @@
-"""Start SGLang with the key from the environment: SGLang itself reads it only as an argument."""
+"""Start SGLang with the API key from the environment.
+
+SGLang itself reads it only as an argument.
+"""
 
 import os
 import runpy
