@@ -31,7 +31,9 @@ def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float
     return made
 
 
-def answer(starts, levels=None, **criterion) -> hypothesis.CriterionResult:
+def answer(starts, levels=None, tests=(), **criterion) -> hypothesis.CriterionResult:
     outcomes = start_pairs.compare_starts(starts, {}, default=0.05)
-    (result,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, starts, levels or {}, 1)
+    (result,) = hypothesis.evaluate(
+        [Criterion(**criterion)], outcomes, starts, levels or {}, 1, tests
+    )
     return result

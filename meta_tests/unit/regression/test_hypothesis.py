@@ -1,5 +1,6 @@
 """A feature's hypothesis: each kind of criterion is checked."""
 
+import ast
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from meta_tests.fakes.ab_visits import answer, visits
+from meta_tests.folders import ROOT
 from sm121.core import errors
 from sm121.core.verdict import Verdict
 from sm121.regression import hypothesis
 from sm121.regression.ab import Visit
+from sm121.run.verdict_file import TestReport
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,35 @@ def test_a_crash_and_a_level_that_failed_are_seen():
     runs = visits(1.0, seed=1)
     assert answer(runs, {"correctness": Verdict.FAIL}, level="correctness").verdict is Verdict.FAIL
     assert answer(runs, level="correctness").verdict is Verdict.NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        pytest.param(["PASS"], "PASS", id="passed"),
+        pytest.param(["PASS", "NOT_RUN"], "NOT_RUN", id="one case did not run"),
+        pytest.param(["NOT_RUN"], "NOT_RUN", id="did not run"),
+        pytest.param(["FAIL"], "FAIL", id="failed"),
+        pytest.param([], "NOT_RUN", id="not selected"),
+    ],
+)
+def test_a_test_must_pass_in_the_same_run(verdicts, expected):
+    reports = [
+        TestReport(id=f"tests/test_kernel.py::test_x[{n}]", level="kernel", verdict=verdict)
+        for n, verdict in enumerate(verdicts)
+    ]
+    other = TestReport(id="tests/test_kernel.py::test_xy", level="kernel", verdict=Verdict.PASS)
+    result = answer(visits(1.0, seed=1), tests=[*reports, other], test="test_x")
+    assert result.verdict == expected
+
+
+def test_the_gate_behind_p1_needs_the_profiled_kernels():
+    """The log of a server may name CUTLASS while Marlin's kernels run."""
+    gate = hypothesis.gate_behind("P1")
+    assert gate is not None
+    (name,) = [criterion.test for criterion in gate.criteria if criterion.test]
+    level = ast.parse((ROOT / "tests" / "test_kernel.py").read_text())
+    assert name in [node.name for node in level.body if isinstance(node, ast.FunctionDef)]
 
 
 SHIPPED = Path(str(files("sm121.fixtures") / "hypotheses"))

@@ -229,8 +229,9 @@ class AbRun:
                 CriterionResult(criterion, undecided.verdict, note=str(undecided))
                 for criterion in criteria
             ]
-        levels = {name: level.verdict for name, level in self.run.record.file.levels.items()}
-        return hypothesis.evaluate(criteria, outcomes, self.visits, levels, self._looks)
+        file = self.run.record.file
+        levels = {name: level.verdict for name, level in file.levels.items()}
+        return hypothesis.evaluate(criteria, outcomes, self.visits, levels, self._looks, file.tests)
 
     def _outcomes_or_why_none(self) -> tuple[list[Change], Undecided | None]:
         try:

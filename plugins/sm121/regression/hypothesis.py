@@ -16,10 +16,11 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.numbers import number
 from sm121.core.profile_fields import Level
-from sm121.core.verdict import Verdict
+from sm121.core.verdict import Verdict, worst
 from sm121.regression.ab import Visit
 from sm121.regression.change import Change
 from sm121.regression.start_pairs import difference_of_pairs, verdict_of
+from sm121.run.verdict_file import TestReport
 
 Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
 
@@ -39,6 +40,8 @@ class Criterion(DataTable):
     value_at_most: float | None = None
     #: A level that must pass in the same run.
     level: Level | None = None
+    #: A test that must pass in the same run, with each of its parameters.
+    test: str | None = Field(default=None, pattern=r"^test_\w+$")
     #: The experts' kernel that B's log must show.
     moe: Pattern | None = None
     #: The experts' kernel that B's log must not show.
@@ -49,7 +52,7 @@ class Criterion(DataTable):
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Criterion":
-        others = ("level", "moe", "moe_not", "no_crash")
+        others = ("level", "test", "moe", "moe_not", "no_crash")
         bounds = [name for name in _BOUNDS if getattr(self, name) is not None]
         kinds = bounds + [name for name in others if getattr(self, name)]
         if len(kinds) != 1:
@@ -83,6 +86,8 @@ class Criterion(DataTable):
             return f"{self.metric} {_BOUNDS[self.bound.name].format(figure)}"
         if self.level:
             return f"level {self.level} holds"
+        if self.test:
+            return f"{self.test} passes"
         if self.moe:
             return f"the experts run on {self.moe}"
         if self.moe_not:
@@ -213,6 +218,7 @@ def evaluate(
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
     looks: int,
+    tests: Sequence[TestReport] = (),
 ) -> list[CriterionResult]:
     """Evaluate criteria on the results of an A/B run.
 
@@ -222,6 +228,7 @@ def evaluate(
         visits: The starts of both sides.
         levels: The verdict of each level of the same run.
         looks: The number of interim tests: see `start_pairs.compare_starts`.
+        tests: The tests of the same run that have ended.
 
     Returns:
         One result per criterion; NOT_RUN if it was not measured.
@@ -233,6 +240,8 @@ def evaluate(
             verdict = levels.get(criterion.level, Verdict.NOT_RUN)
             note = "in the same run"
             result = CriterionResult(criterion, verdict, actual=verdict.value, note=note)
+        elif criterion.test is not None:
+            result = _evaluate_test(criterion, criterion.test, tests)
         elif criterion.no_crash:
             result = _evaluate_crashes(criterion, visits)
         elif criterion.bound is None:
@@ -241,6 +250,23 @@ def evaluate(
             result = _evaluate_metric(criterion, criterion.bound, by_name, visits, looks)
         results.append(result)
     return results
+
+
+def _evaluate_test(criterion: Criterion, name: str, tests: Sequence[TestReport]) -> CriterionResult:
+    """Evaluate a criterion on a test: each of its cases must pass."""
+    ended = []
+    for test in tests:
+        function = test.id.rpartition("::")[2].partition("[")[0]
+        if function == name:
+            ended.append(test)
+    verdict = worst(test.verdict for test in ended)
+    note = "in the same run"
+    if not ended:
+        note = "not selected in the same run"
+    for test in ended:
+        if test.verdict is verdict and test.message:
+            note = test.message
+    return CriterionResult(criterion, verdict, actual=verdict.value, note=note)
 
 
 def _evaluate_crashes(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
