@@ -163,3 +163,50 @@ def test_no_list_of_the_review_may_be_empty(tmp_path):
         file.write_text(re.sub(rf"(?s){name} = \[.*?\n\]", f"{name} = []", text))
         with pytest.raises(errors.UsageError, match=f"review.{name}"):
             hypothesis.load(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "   ",
+        "TODO",
+        "todo.",
+        "TBD",
+        "none",
+        "None.",
+        "N/A",
+        "---",
+        "- ",
+        "...",
+        "(none)",
+        "FIXME",
+        "x",
+    ],
+)
+def test_a_line_of_the_review_is_no_placeholder(text, tmp_path):
+    tiles = (SHIPPED / "tiles.toml").read_text("utf-8")
+    for name in ("assumptions", "inefficiencies", "alternatives", "upstream_todos", "experiments"):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(re.sub(rf"(?s){name} = \[.*?\n\]", f"{name} = ['{text}']", tiles))
+        with pytest.raises(errors.UsageError, match=rf"review.{name}.*expected a text"):
+            hypothesis.load(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Triton", "none known", "none: FlashInfer has it", "TODO in vLLM: fuse the norm", "PDL"],
+)
+def test_a_short_line_of_the_review_is_a_text(text, tmp_path):
+    tiles = (SHIPPED / "tiles.toml").read_text("utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(re.sub(r"(?s)alternatives = \[.*?\n\]", f"alternatives = ['{text}']", tiles))
+    assert hypothesis.load(file).review.alternatives == (text,)
+
+
+@pytest.mark.parametrize("key", ["feature", "hypothesis"])
+def test_spaces_are_no_hypothesis(key, tmp_path):
+    tiles = (SHIPPED / "tiles.toml").read_text("utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(re.sub(rf"(?m)^{key} = .*$", f"{key} = '{' ' * 30}'", tiles))
+    with pytest.raises(errors.UsageError, match=f"{key}: expected a text"):
+        hypothesis.load(file)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
@@ -134,7 +134,23 @@ class MetricBound:
         return verdict_of(holds=high <= bound, fails=low > bound)
 
 
-_Lines = Annotated[tuple[Annotated[str, Field(min_length=3)], ...], Field(min_length=1)]
+#: Texts without content, without their punctuation.
+_PLACEHOLDERS = frozenset(
+    {"fill in", "fixme", "na", "n a", "nil", "none", "nothing", "null", "tba", "tbd", "todo", "xxx"}
+)
+
+
+def _with_content(text: str) -> str:
+    """Return a text without surrounding spaces; raise ValueError if it says nothing."""
+    letters = "".join(each if each.isalnum() else " " for each in text)
+    words = " ".join(letters.split())
+    if len(words) < 3 or words.casefold() in _PLACEHOLDERS:
+        raise ValueError(f"expected a text, got {text!r}; if there is none, write why")
+    return text.strip()
+
+
+_Text = Annotated[str, AfterValidator(_with_content)]
+_Lines = Annotated[tuple[_Text, ...], Field(min_length=1)]
 
 
 class Review(DataTable):
@@ -155,9 +171,9 @@ class Review(DataTable):
 class Hypothesis(DataTable):
     """The content of a feature's file, as given with ``--hypothesis``."""
 
-    feature: str = Field(min_length=3)
+    feature: _Text
     #: "This should improve <metric> by <X %> because <reason>."
-    hypothesis: Annotated[str, Field(min_length=20)]
+    hypothesis: Annotated[_Text, Field(min_length=20)]
     #: The phase of the plan whose gate is also evaluated.
     phase: Phase | None = None
     criteria: tuple[Criterion, ...] = Field(min_length=1)
