@@ -314,11 +314,20 @@ def _without_stacks(bundle: Path) -> list[str]:
     Python."""
     file = bundle / "stacks.txt"
     sections = file.read_text("utf-8").split("## ")[1:] if file.is_file() else []
-    wrong = [] if sections else ["no stacks"]
+    if not sections:
+        return ["no stacks"]
+    wrong = []
+    pids = set()
     for section in sections:
         title, _, stacks = section.partition("\n")
+        pids.update(re.findall(r"\((\d+)\)$", title))
         if "hread " not in stacks:
             wrong.append(f"no stack of {title}: {stacks.strip()}")
+    tree = bundle / "process-tree.txt"
+    text = tree.read_text("utf-8") if tree.is_file() else ""
+    for pid, status in re.findall(r"(?m)^ *(\d+) +\d+ (\S+)", text):
+        if status not in ("zombie", "dead") and pid not in pids:
+            wrong.append(f"no section in the stacks for process {pid}")
     return wrong
 
 

@@ -48,6 +48,20 @@ def test_a_hang_without_stacks_is_wrong(tmp_path):
     assert stress_faults._without_stacks(tmp_path) == without
 
 
+def test_a_process_without_a_section_in_the_stacks_is_wrong(tmp_path):
+    """A process that has ended has no stack."""
+    (tmp_path / "process-tree.txt").write_text(
+        "     pid   parent status         rss MiB    cpu s  name, command\n"
+        "       1        0 sleeping            17     0.27  python: python -m x 2 3\n"
+        "       2        1 running             40     0.54  python: python y\n"
+        "      31        1 zombie               0     0.00  python: \n"
+        "      32        1 stopped             40     0.54  VLLM::Worker: python y\n"
+    )
+    stack = "Thread 0x00007f (most recent call first):\n"
+    (tmp_path / "stacks.txt").write_text(f"## python (1)\n{stack}\n## VLLM::Worker (32)\n{stack}")
+    assert stress_faults._without_stacks(tmp_path) == ["no section in the stacks for process 2"]
+
+
 def test_every_sample_of_a_hang_has_the_stacks_of_each_process():
     hangs = []
     for index in sorted((stress_faults.ROOT / "docs" / "bundles").glob("*/bundle.json")):
