@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from meta_tests.folders import META, ROOT
+from meta_tests.releases import needs
 
 PROJECT = META / "whole" / "downstream_gpu_arch"
 #: The output of `-rs` on a machine without a GPU.
@@ -175,6 +176,7 @@ def test_a_wrong_name_is_one_line(run):
 THEIRS = "def pytest_addoption(parser):\n    parser.addoption('--arch')\n"
 
 
+@needs("pytest", "9", "it ignores the options of a conftest.py below the root")
 @pytest.mark.parametrize(
     "folder",
     [
@@ -195,6 +197,7 @@ def test_an_option_of_theirs_is_one_line_with_its_file(project, run, folder):
     assert run("-p", "no:pytest_gpu_arch").returncode == 1, "theirs is left"
 
 
+@needs("pytest", "9", "it ignores the options of a conftest.py below the root")
 def test_a_worker_shows_the_line_in_the_place_of_a_traceback(project, run):
     (project / "below").mkdir()
     (project / "below" / "conftest.py").write_text(THEIRS)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from meta_tests.folders import ROOT
+from meta_tests.releases import needs
 from meta_tests.whole.terminal_samples import on_a_terminal
 from sm121 import cli
 from sm121.core.verdict import Verdict
@@ -96,10 +97,11 @@ def test_a_refused_request_is_the_same_line_with_workers(
 
 
 @pytest.fixture
-def busy(tmp_path) -> tuple[str, ...]:
+def busy(tmp_path, monkeypatch) -> tuple[str, ...]:
     """Return the options of a run on a busy machine."""
     (tmp_path / "busy.py").write_text(BUSY)
-    return ("-p", "busy", "--override-ini", f"pythonpath={tmp_path}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    return ("-p", "busy")
 
 
 def test_a_busy_machine_shows_that_it_goes_on_and_no_header(run_pytest, busy):
@@ -157,12 +159,13 @@ def test_a_run_has_its_header(run_pytest, fault_server):
     assert places == sorted(places) and run.output.count("session starts") == 1
 
 
-def test_an_internal_error_during_the_collection_is_shown(run_pytest, tmp_path):
+def test_an_internal_error_during_the_collection_is_shown(
+    run_pytest, canary_bf16, tmp_path, monkeypatch
+):
     plugin = "def pytest_collection_modifyitems(): raise RuntimeError('broken')"
     (tmp_path / "breaks.py").write_text(plugin)
-    status, run = run_pytest(
-        "-p", "breaks", "--override-ini", f"pythonpath={tmp_path}", "tests/test_smoke.py"
-    )  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    status, run = run_pytest("-p", "breaks", "tests/test_smoke.py")
     assert status == 3 and "session starts" in run.output and "broken" in run.output
 
 
@@ -259,6 +262,7 @@ def test_a_run_that_measured_nothing_leaves_the_report_of_one_that_did(clone, wo
     assert not (report / "earlier").exists()
 
 
+@needs("pytest", "8.4", "it prints the progress of a run without tests")
 def test_a_run_without_tests_that_should_be_stored_gives_one_line(clone):
     status, report = clone("-m", "sm90", "--benchmark-autosave")
     lines = (report.parent / "output.txt").read_text().strip().splitlines()
@@ -271,7 +275,7 @@ def test_a_named_report_directory_is_that_of_its_run(clone):
     assert (status, verdict(report)) == (5, "NOT_RUN")
 
 
-def test_a_refused_request_leaves_the_report_where_it_is(clone):
+def test_a_refused_request_leaves_the_report_where_it_is(clone, canary_bf16):
     status, report = clone("--exam", "pytest.ini")
     assert (status, verdict(report)) == (4, "PASS")
     assert not (report / "earlier").exists()

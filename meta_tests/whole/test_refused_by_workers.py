@@ -3,6 +3,8 @@
 No worker starts if the first process can refuse the request.
 """
 
+import os
+
 import pytest
 
 DEAD = ("--base-url", "http://127.0.0.1:9")
@@ -17,10 +19,11 @@ def pytest_xdist_setupnodes():
 
 
 @pytest.fixture
-def begins(tmp_path) -> tuple[str, ...]:
+def begins(tmp_path, monkeypatch) -> tuple[str, ...]:
     """Return the options of a run that writes the file ``begun`` when its workers start."""
     (tmp_path / "begins.py").write_text(TELLS)
-    return ("-p", "begins", "--override-ini", f"pythonpath={tmp_path}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    return ("-p", "begins")
 
 
 def refusal(output: str) -> list[str]:

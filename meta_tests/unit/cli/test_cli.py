@@ -13,6 +13,7 @@ import pytest
 import sm121.fixtures
 
 from meta_tests.folders import DATA
+from meta_tests.releases import needs, needs_torch
 from sm121 import cli
 from sm121.cli import OF_A_CHECKOUT
 from sm121.compilation import libraries
@@ -163,6 +164,7 @@ from sm121.compilation import libraries
             ("plan", "-c", "/nowhere"),
             "sm121 plan: Config file '/nowhere' not found",
             id="plan -c /nowhere",
+            marks=needs("pytest", "9", "it ignores a configuration file that does not exist"),
         ),
         pytest.param(
             ("plan", "-W", "bad::x"),
@@ -173,6 +175,7 @@ from sm121.compilation import libraries
             ("plan", "-n"),
             "sm121 plan: -n: expected one argument. -n numprocesses: ",
             id="plan -n",
+            marks=needs("pytest", "9", "its text for an option without a value is another one"),
         ),
         pytest.param(
             ("plan", "tests/none.py"),
@@ -219,6 +222,7 @@ from sm121.compilation import libraries
             "sm121 tolerances: --output /proc/nope/page.md: expected a file that can be written, "
             "got: no such file or directory. ",
             id="tolerances --output /proc/nope/page.md",
+            marks=needs_torch,
         ),
     ],
 )

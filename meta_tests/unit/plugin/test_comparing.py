@@ -3,14 +3,20 @@ is 10 % slower never passes, incomparable requests are refused before anything s
 exit status and verdict.json agree."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.releases import needs
 from sm121.core.errors import UsageError
 from sm121.plugin import comparing, reporting, spine, stash
+
+OPENS_EARLY = needs(
+    "pytest-benchmark", "5.2", "it opens the file of --benchmark-json before the tests"
+)
 
 SCENARIO = "meta_tests/whole/scenarios/measurements.py"
 LEVEL = "tests/test_regression.py"
@@ -158,6 +164,7 @@ def test_the_first_run_of_a_ci_names_the_command_to_store(judged, options):
             (SCENARIO, "--benchmark-json=/no/such/folder/x.json"),
             "expected a file in a folder that exists",
             id="no-folder-for-the-json",
+            marks=OPENS_EARLY,
         ),
         pytest.param(
             (SCENARIO, COMPARE, "--benchmark-group-by=param:x"),
@@ -325,14 +332,13 @@ def test_a_run_that_regressed_is_no_baseline(stored):
     assert benchmark["extra_info"]["run"] == "FAIL"
 
 
-def test_an_error_of_pytest_benchmark_is_red_and_the_run_is_judged(stored, tmp_path):
+@OPENS_EARLY
+def test_an_error_of_pytest_benchmark_is_red_and_the_run_is_judged(stored, tmp_path, monkeypatch):
     """A full disk while the run is stored: a folder is in place of the file."""
     broken = tmp_path / "out.json"
     plugin = tmp_path / "in_the_way.py"
     plugin.write_text(f"import os\ndef pytest_runtest_teardown():\n    os.mkdir({str(broken)!r})\n")
-    status, run = stored(
-        GOOD, SCENARIO, f"--benchmark-json={broken}", "--override-ini", f"pythonpath={tmp_path}",
-        "-p", "in_the_way",
-    )  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    status, run = stored(GOOD, SCENARIO, f"--benchmark-json={broken}", "-p", "in_the_way")
     assert status == 1 and run.verdict["finished"], run.output
     assert "IsADirectoryError" in run.verdict["reason"] and "Traceback" not in run.output

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meta_tests.releases import needs
 from sm121.core.profile_fields import FULL
 from sm121.plugin.larger_plans import LargerPlan, LeftOut
 from sm121.run.fingerprint import Fingerprint
@@ -179,6 +180,7 @@ def test_head_and_end_of_a_run_say_what_was_left_out(run_pytest, fault_server):
     assert run.output.rindex("plan quick left out") > run.output.index("sm121 conformance")
 
 
+@needs("pytest", "8.4", "it prints the progress of a run without tests")
 def test_a_machine_that_cannot_is_one_line(run_pytest):
     status, run = run_pytest("-m", "sm121", environment={"CUDA_VISIBLE_DEVICES": ""})
     lines = [line for line in run.output.splitlines() if line.strip()]
