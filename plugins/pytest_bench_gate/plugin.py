@@ -30,8 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist starts its workers
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Reject a comparison with stored gates in a run with workers, which do not judge gates."""
+    """Reject a comparison with no run, and one in a run with workers, which do not judge gates."""
     config = session.config
+    if not requests.is_worker(config):
+        requests.refuse_paths(config)
     if requests.starts_workers(config) and history.load(config) is not None:
         raise pytest.UsageError(f"{history.OPTION}: {requests.WITH_WORKERS}")
 

@@ -60,10 +60,34 @@ def refuse_what_crashes(config: pytest.Config) -> None:
     if not isinstance(named, str) or Path(named).is_file():
         return
     if len(Path(named).parts) > 2 or Path(named).is_absolute():
-        raise pytest.UsageError(
-            f"{OPTION} {named!r}: expected the number of a stored run or its file, got neither. "
-            f"The option takes the next word as its value: write paths first, or {OPTION}=0001"
-        )
+        raise _no_run(named)
+
+
+def refuse_paths(config: pytest.Config) -> None:
+    """Reject a path of tests that ``--benchmark-compare`` has taken for a stored run.
+
+    The tests of this path are then not collected, so the other tests may have no gate.
+
+    Args:
+        config: The configuration of the run, after pytest-benchmark has read its options.
+
+    Raises:
+        pytest.UsageError: The value is a path, and there is no stored run of this name.
+    """
+    named = config.getoption("benchmark_compare", None)
+    session = getattr(config, "_benchmarksession", None)
+    if session is None or not isinstance(named, str) or not named.strip():
+        return
+    path = config.invocation_params.dir / named.partition("::")[0]
+    if path.exists() and not any(session.storage.load(named)):
+        raise _no_run(named)
+
+
+def _no_run(named: str) -> pytest.UsageError:
+    return pytest.UsageError(
+        f"{OPTION} {named!r}: expected the number of a stored run or its file, got neither. "
+        f"The option takes the next word as its value: write paths first, or {OPTION}=0001"
+    )
 
 
 def refuse(config: pytest.Config) -> None:
