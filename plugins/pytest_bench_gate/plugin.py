@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _RUN = pytest.StashKey[GateRun]()
 #: The value of a test's `gate` fixture.
 _GATE = pytest.StashKey["Gate"]()
+#: Whether the code of a test has ended without an error.
+_ENDED = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
@@ -97,7 +99,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that requests `gate` and does not call it: such a test judges nothing."""
+    item.stash[_ENDED] = False
     result = yield
+    item.stash[_ENDED] = True
     made = item.stash.get(_GATE, None)
     if made is not None and not made.called and "gate" in _arguments_of(item):
         pytest.fail(
@@ -122,6 +126,39 @@ def gate(
     yield made
     if made.has_samples or not made.called:
         benchmark.skipped = True  # else pytest-benchmark warns that `benchmark` was not called
+    if not made.called and request.node.stash.get(_ENDED, False):
+        _fail_uncalled(request.node)
+
+
+def _fail_uncalled(item: pytest.Item) -> None:
+    """Fail a test that requests a fixture which requests `gate`, if nothing has called `gate`.
+
+    A test that requests `gate` itself has failed before. A fixture for all tests (``autouse``) may
+    leave `gate` alone.
+    """
+    if "gate" in _arguments_of(item) or _is_for_all_tests(item):
+        return
+    pytest.fail(
+        "expected a call of gate, which a fixture of this test requests, got none. Call gate, or "
+        "remove the fixture from this test",
+        pytrace=False,
+    )
+
+
+def _is_for_all_tests(item: pytest.Item) -> bool:
+    """Whether a test requests `gate` only by fixtures with ``autouse``."""
+    if "gate" not in getattr(item, "fixturenames", ()):
+        return False  # by request.getfixturevalue
+    definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    marks = item.iter_markers("usefixtures")
+    wanted = [*_arguments_of(item), *(str(name) for mark in marks for name in mark.args)]
+    requested: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name not in requested:
+            requested.add(name)
+            wanted += [each for made in definitions.get(name, ()) for each in made.argnames]
+    return "gate" not in requested
 
 
 def _skip_unable(item: pytest.Item) -> None:
