@@ -20,10 +20,8 @@ class RequestRule(DataTable):
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     argument: str | None = Field(default=None, pattern=r"^-{1,2}[A-Za-z]")
-    """The argument of the command line.
-
-    Dots select a key of a JSON value, as in vLLM's arguments.
-    """
+    """The argument of the command line. Dots select a key of a JSON value, as in vLLM's
+    arguments."""
     aliases: tuple[str, ...] = ()
     variable: str | None = None
     field: str
@@ -33,30 +31,22 @@ class RequestRule(DataTable):
     accepts: dict[str, str] = Field(default={})
     """For each requested value, a pattern for resolved values that satisfy it, ignoring case."""
     otherwise: str | None = "{value}"
-    """The pattern for values that `accepts` does not list.
-
-    If null, such values are not compared.
-    """
+    """The pattern for values that `accepts` does not list. If null, such values are not
+    compared."""
     denied_by: tuple[str, ...] = ()
-    """Ids of fallbacks in the log that contradict the request.
-
-    They are for requests that the resolved value is too coarse to contradict.
-    """
+    """Ids of fallbacks in the log that contradict the request. They are for requests that the
+    resolved value is too coarse to contradict."""
     always_shown: bool = True
     """False if the engine may log nothing although it follows the request."""
     without_effect: Regex | None = None
     """A pattern for values that have no effect."""
     build: builds.Name | None = None
-    """The only build to which the rule applies.
-
-    This build reads the variable, even if its list of known variables does not contain it.
-    """
+    """The only build to which the rule applies. This build reads the variable, even if its list of
+    known variables does not contain it."""
     versions: Versions = ""
     """The releases to which the rule applies. A build counts as the release on which it is based.
-
     If the release is unknown, the rule of an argument applies, because the engine accepted the
-    argument. Whether the rule of an environment variable applies is then unknown.
-    """
+    argument. Whether the rule of an environment variable applies is then unknown."""
     source: str = Field(min_length=3)
 
     _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)

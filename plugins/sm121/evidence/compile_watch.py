@@ -18,8 +18,9 @@ class CompileWatch:
     """Reads a growing log for lines about kernels that were compiled during inference.
 
     Attributes:
-        log: The server's log. None: nothing is reported.
-        engine: The engine, whose signatures find the lines. Without any, nothing is reported.
+        log: The server's log. If None, nothing is reported.
+        engine: The engine, whose signatures find the lines. If the engine has no signatures,
+            nothing is reported.
         follow: Called before each read, to copy an attached server's new lines to the log.
     """
 

@@ -35,7 +35,7 @@ _LOG_HEAD_BYTES = 4 << 20
 _LOG_TAIL_BYTES = 8 << 20
 #: The time limit of a program such as nvidia-smi, in seconds.
 _PROGRAM_TIMEOUT_S = 30
-#: The maximum number of important messages at the beginning of kernel.log.
+#: kernel.log begins with the important messages. This is their maximum number.
 _MOST_NOTED = 50
 _NO_PROCESS = "no process of the server was left to inspect"
 
@@ -57,9 +57,9 @@ class BundleIndex(failure.Cause):
     exits: list[dict[str, Any]]
     engine_debug: bool
     rerun: str
-    """How to rerun in order to get a better stack; empty if no option would help."""
+    """The command for a rerun that yields a better stack trace; empty if no option would help."""
     parts: dict[str, dict[str, str]]
-    """By the name of a part: ``{"file": name}`` or ``{"unavailable": reason}``."""
+    """For each part, by its name: ``{"file": name}`` or ``{"unavailable": reason}``."""
 
 
 @dataclass
@@ -71,9 +71,9 @@ class EngineProcesses:
         exits: The processes that have ended, each with its status.
         tree: The processes, as returned by `process_snapshot.snapshot`.
         pids: The ids of all processes that the server had.
-        stacks: The stacks that were taken before the processes were killed; empty if they still
-            run.
-        stacks_folder: The folder in which the processes can write their stacks
+        stacks: The stack traces that were read before the processes were killed; empty if they
+            still run.
+        stacks_folder: The folder in which the processes can write their stack traces
             (`stacks.take_stacks`).
     """
 
@@ -115,7 +115,7 @@ class EngineSetup:
 
 @dataclass
 class Evidence:
-    """The evidence of an abnormal end. None or empty: unknown.
+    """The evidence of an abnormal end. Unknown values are None or empty.
 
     Attributes:
         cause: The cause.
@@ -129,10 +129,12 @@ class Evidence:
         in_flight: The requests that were in flight.
         metrics: The last answer of /metrics before the end.
         setup: The configuration and the environment of the engine.
-        rerun: How to rerun in order to get a better stack.
-        missing: Specific reasons why parts are missing, by field; they replace the general reasons.
-        nodes: The log and the record of each other node of the server, by the name of its files.
-        stacks_of_nodes: The stacks of the processes of each other node, by the same names.
+        rerun: The command for a rerun that yields a better stack trace.
+        missing: For a field that is missing for a specific reason, this reason. It replaces the
+            general reason in the bundle.
+        nodes: The log and the last report of each other node of the server. The keys fit in file
+            names.
+        stacks_of_nodes: The stack traces of the processes of each other node, with the same keys.
     """
 
     cause: failure.Cause
@@ -206,7 +208,7 @@ def _write_part(part: _Part, folder: Path, redact: Redact) -> dict[str, str]:
     except Unavailable as reason:
         return {"unavailable": redact(str(reason))}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        # Show the reason, such as "No space left on device".
+        # Store the reason, for example "No space left on device".
         return {"unavailable": redact(f"{type(error).__name__}: {error}")}
     return {"file": part.file}
 
@@ -375,7 +377,7 @@ def _flashinfer(evidence: Evidence) -> str:
 
 
 def _api_logs(target: str, evidence: Evidence) -> list[Path]:
-    """Return FlashInfer's API logs: one file, or one per process if the name has %i for the pid."""
+    """Return FlashInfer's API logs. If the name contains %i (the pid), each process has its own."""
     if "%i" not in target:
         return [Path(target)]
     pids = {entry["pid"] for entry in [*evidence.processes.tree, *evidence.processes.exits]}

@@ -12,7 +12,7 @@ from sm121.evidence.kernel_messages import KernelMessages
 
 #: The classes of causes that only state that a process ended.
 VAGUE = ("engine_dead", "unknown")
-#: The prefixes of the names of engines' own processes, none of which ends while the server runs.
+#: The name prefixes of engines' own processes. As long as a server runs, none of them ends.
 OF_ENGINES = ("VLLM::", "sglang::")
 #: The maximum number of kernel messages, and also of log lines, that a cause quotes.
 _QUOTED = 4
@@ -30,14 +30,14 @@ def cause_of(
 
     Args:
         logged: The cause that the log shows.
-        exits: The pid, name and status of each process of the tree that has ended. An entry with
-            ``by_us`` was ended by the suite itself, and is not a cause.
+        exits: The pid, name and status of each process of the tree that has ended. A process with
+            ``by_us`` was ended by the suite itself, so its end is not a cause.
         kernel: The messages of the Linux kernel since the server's start.
-        kills: The number of OOM kills in the control group since the server's start.
+        kills: The number of OOM kills in the suite's control group since the server's start.
         pids: The pids of the tree.
 
     Returns:
-        The most specific cause; `logged` if there is no better evidence.
+        The most specific cause; `logged` if no other evidence is more specific.
     """
     exits = [entry for entry in exits if not entry.get("by_us")]
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
@@ -81,8 +81,8 @@ def cause_of(
 def _ended_silently(exits: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the processes whose exit status is unknown.
 
-    The status of an engine's helpers, such as compilers, is known only to the engine. Helpers are
-    left out if a process with an engine's name is among the processes.
+    The status of an engine's helper processes, for example compilers, is known only to the engine.
+    If a process with an engine's name is among the processes, the helpers are left out.
     """
     silent = [entry for entry in exits if entry.get("status") is None]
     of_engines = [entry for entry in silent if str(entry.get("name")).startswith(OF_ENGINES)]

@@ -1,5 +1,6 @@
-"""The pieces of a decode step, which are the rows of the benchmark plan's table of kernels.
+"""The pieces of a decode step, which are the rows of the table of kernels.
 
+The rows are those of the table in the benchmark plan (`docs/from-the-plan.md`).
 ``fixtures/kernels/decode.toml`` subdivides parts of `kernel_names`: the experts' kernels into
 matrix products and routing, and the other kernels into norms and the rest.
 """
@@ -15,8 +16,8 @@ Row = Literal[
     "moe_fc1", "moe_fc2", "moe_products", "moe_other", "attention", "norms", "quantise", "routing",
     "dense", "other", "host",
 ]  # fmt: skip
-"""A row of the table. ``moe_products``: both products of the experts, if they cannot be
-distinguished. ``host``: the time in which no kernel ran."""
+"""A row of the table. ``moe_products`` is both products of the experts, if they cannot be
+distinguished. ``host`` is the time in which no kernel ran."""
 ROWS: tuple[Row, ...] = get_args(Row)
 
 
@@ -29,29 +30,29 @@ class _Piece(DataTable):
 
 
 class DecisionRow(DataTable):
-    """A row of the benchmark plan's decision table."""
+    """A row of the benchmark plan's decision table (`docs/from-the-plan.md`)."""
 
-    #: The rows of the table of kernels whose shares are added.
+    #: The rows of the table of kernels whose shares are summed for this decision.
     rows: tuple[Row, ...]
     #: The decision applies if these rows take more than this share of a step.
     share: float
-    #: What these rows are, in words.
+    #: What these rows are, for the report.
     what: str
-    #: The consequence, in words.
+    #: What to do if the decision applies, for the report.
     then: str
     source: str
 
 
 class Gates(DataTable):
-    """Limits of decoding, the guide's in milliseconds."""
+    """Limits of decoding. Those of the SM121 testing guide (`docs/from-the-plan.md`) are in ms."""
 
-    #: For both products of the experts of one layer, for one token.
+    #: The limit for both products of the experts of one layer, for one token.
     moe_ms: float
-    #: For one decoded token, if the profile of the suite has no gate of its own.
+    #: The limit for one decoded token, if the suite's profile has no gate for it.
     token_ms: float
-    #: For the share of a step in which no kernel runs.
+    #: The limit for the share of a step in which no kernel runs.
     host_share: float
-    #: In milliseconds; a shorter time without a kernel is not judged.
+    #: If no kernel runs for less than this time, in milliseconds, the share is not judged.
     host_ms: float
 
 
@@ -75,7 +76,7 @@ def load() -> DecodeFile:
 
 @cache
 def row_of(name: str) -> Row:
-    """Return the row of a kernel; ``moe_products`` for both products of the experts.
+    """Return the row of a kernel; ``moe_products`` for either product of the experts.
 
     Args:
         name: The name of the kernel.

@@ -20,12 +20,13 @@ _LONGEST_NAME = 120
 _NAMED_KERNELS = 5
 #: The maximum length of the name of one of these kernels, in characters.
 _SHORT_NAME = 60
-#: A step may be shorter than its kernels by this share, as their times vary between steps.
+#: A step may be shorter than the sum of its kernels by this share, because times vary between
+#: steps.
 _TOLERANCE = 0.05
 
 
 class RowTime(Record):
-    """A row of the table."""
+    """The times of one row of the table of kernels."""
 
     row: Row
     share: float
@@ -33,7 +34,8 @@ class RowTime(Record):
     average_us: float | None
     """The mean time of a launch; null for the host."""
     calls_per_token: float | None
-    """Null for the host, and if the number of tokens is unknown."""
+    """The launches for each decoded token; null for the host, and if the number of tokens is
+    unknown."""
     token_ms: float | None
     """Milliseconds for each decoded token; null if the number of tokens is unknown."""
 
@@ -42,7 +44,7 @@ class DecodeTime(Record):
     """The times of decode steps of one request."""
 
     of: str
-    """The whole to which the shares refer: ``step`` or ``kernels``."""
+    """The whole to which ``share`` refers: ``step``, or ``kernels`` (the time of all kernels)."""
     steps: int | None
     """The number of decode steps; null if the profile does not mark steps."""
     tokens_per_step: float | None
@@ -56,17 +58,18 @@ class DecodeTime(Record):
     step_ms: float | None
     """Milliseconds from the start of a step to the start of the next one."""
     clock: Literal["stream", "profiler"] | None
-    """The clock of ``step_ms``. ``stream``: the tokens' arrival before the profiler was started.
-    ``profiler``: the trace, in which steps are longer, since a profiler slows the host."""
+    """How ``step_ms`` was measured. ``stream``: from the arrival of tokens before the profiler was
+    started. ``profiler``: from the trace, in which steps are longer, because a profiler slows the
+    host."""
     traced_step_ms: float | None
     """Milliseconds of a step in the trace."""
     busy_ms: float | None
     """Milliseconds of a step in which a kernel ran."""
     overlap: float | None
-    """The share by which the sum of all kernels' times exceeds the time in which a kernel ran."""
+    """By which share the sum of all kernels' times exceeds the time in which any kernel ran."""
     host_share: float | None
     """The share of a step in which no kernel ran; null if it is unknown. If ``clock`` is
-    ``profiler``, it includes the cost of the profiler."""
+    ``profiler``, the share includes the cost of the profiler."""
     launches: float | None
     """The number of launches of kernels or graphs by the host, per step."""
     kernels: float | None
@@ -74,7 +77,7 @@ class DecodeTime(Record):
     moe_layer_ms: float | None
     """The time of both products of the experts of one layer, in one step."""
     rows: list[RowTime]
-    """The rows of the table that have any time."""
+    """The rows of the table that took any time."""
 
 
 @dataclass(frozen=True)
@@ -161,14 +164,14 @@ def _timed_s(
         return None
     seconds = stream.token_s * tokens
     if seconds < host.busy_s * (1 - _TOLERANCE):
-        return None  # the timed steps were not those of the profile
+        return None  # the timed steps were other ones than those of the profile
     return max(seconds, host.busy_s)
 
 
 def _rows(
     profile: KernelProfile, total_s: float, host_share: float | None, tokens: float | None
 ) -> list[RowTime]:
-    """Return the rows of the table that have any time."""
+    """Return the rows of the table that took any time."""
     by_row = _by_row(profile)
     rows = []
     for row in ROWS:
@@ -230,7 +233,7 @@ def _ms(number: float | None, seconds: float | None) -> float | None:
 
 
 def _overlap(profile: KernelProfile) -> float | None:
-    """Return the share by which the sum of the kernels' times exceeds the busy time."""
+    """Return by which share the sum of all kernels' times exceeds the busy time."""
     if profile.host is None or profile.host.busy_s <= 0:
         return None
     return round(max(profile.seconds / profile.host.busy_s - 1.0, 0.0), 4)
@@ -308,7 +311,7 @@ def judge(
         profile: The kernels.
         time: Their times.
         limits: The limits.
-        backends: The requested backends of the experts; empty: unknown.
+        backends: The requested backends of the experts; empty if they are unknown.
     """
     judgement = Judgement()
     if backends:
@@ -402,7 +405,8 @@ def _judge_token(
         if time.token_ms > limit:
             judgement.faults.append(f"{expected}, got {time.token_ms:.3g} ms")
         return
-    # A step in a trace includes the cost of the profiler: only its kernels are certain.
+    # In a trace, the time of a step includes the cost of the profiler, so only the time of its
+    # kernels is compared.
     busy_ms = time.busy_ms or 0.0
     least = time.token_busy_ms or busy_ms / (profile.step_tokens or 1)
     if least > limit and (time.token_busy_ms is not None or profile.step_tokens is not None):

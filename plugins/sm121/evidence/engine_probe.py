@@ -1,18 +1,18 @@
 """Report what is installed in an interpreter's environment, without importing packages.
 
-The module runs in the engine's environment (``python -c``), which does not contain this suite: it
-uses only the standard library. A package is located by its import specification, because an engine
-on PYTHONPATH (as in the development container) has no metadata.
+The module runs in the engine's environment (``python -c``). Because this environment does not
+contain the suite, the module uses only the standard library. A package is located by its import
+specification, because an engine on PYTHONPATH (as in the development container) has no metadata.
 
 If standard input is ``null``, the program prints one JSON object about the installed packages. If
-it is a list of registries of environment variables, the program prints for each registry whether
-its package is installed, and the names of the variables that the package reads:
+standard input is a list of registries of environment variables, the program prints for each
+registry whether its package is installed, and the names of the variables that the package reads:
 
 * A registry with ``module`` is a file of the package with a dictionary ``name`` of all variables
   (``vllm/envs.py``). The file is loaded separately if possible, because importing the whole package
   takes seconds and may fail for other reasons.
-* For a registry with ``suffixes``, the package's sources are searched for names of variables. The
-  package cannot read a variable that no source names.
+* For a registry with ``suffixes``, the package's sources are searched for names of variables. A
+variable whose name is in no source file cannot be read by the package.
 """
 
 import contextlib

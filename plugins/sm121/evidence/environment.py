@@ -1,7 +1,7 @@
 """The reproducibility record: the software and the machine of a run.
 
-This is phase 9 of the benchmark plan. A value that cannot be determined is null, and ``unknown``
-has the reason.
+If a value cannot be determined, it is null, and ``unknown`` contains the reason. The record
+implements phase 9 of the benchmark plan (`docs/from-the-plan.md`).
 """
 
 import json
@@ -23,7 +23,7 @@ from sm121.evidence.git_source import read_checkout
 
 PROBE_TIMEOUT_S = 60.0
 
-#: The names, and the prefixes of names, of the variables that are recorded.
+#: The names and the name prefixes of the environment variables that are recorded.
 _RECORDED = data_file.load_key("recorded-variables.toml", "recorded", dict[str, tuple[str, ...]])
 _SHA = re.compile(r"^g?(?P<sha>[0-9a-f]{7,40})$")
 #: The hash of a commit in the local part of a version.
@@ -111,8 +111,8 @@ def autotune_sets(environment: Mapping[str, str]) -> dict[str, str]:
         environment: The engine's environment, which determines the cache's folder.
 
     Returns:
-        The digest of each set, by its folder in the cache. It does not depend on the order of the
-        set's entries. Empty if no set was saved, as before the first start.
+        For each set, by its folder in the cache, a digest that does not depend on the order of the
+        set's entries. The result is empty if no set was saved, for example before the first start.
     """
     named = environment.get("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR")
     root = CompileCaches.of(environment).vllm / "flashinfer_autotune_cache"
@@ -124,13 +124,13 @@ def autotune_sets(environment: Mapping[str, str]) -> dict[str, str]:
         try:
             content = json.loads(text)
         except ValueError:
-            content = text  # truncated, which also counts as another set
+            content = text  # the file is truncated, which also counts as another set
         sets[str(file.parent.relative_to(root))] = digest.of_value(content)
     return sets
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect an engine.
+    """Return the environment variables that affect an engine.
 
     Args:
         environment: The engine's environment.
@@ -149,7 +149,7 @@ def _ask_engine(
     engine_python: str, environment: Mapping[str, str], unknown: dict[str, str]
 ) -> _Probe | None:
     source = (files("sm121.evidence") / "engine_probe.py").read_text(encoding="utf-8")
-    # PYTHONPATH is kept, because the development container has its checkouts there.
+    # PYTHONPATH is kept, because it contains the checkouts of the development container.
     variables = {**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         answer = interpreter.ask(engine_python, source, variables, within_s=PROBE_TIMEOUT_S)
@@ -228,7 +228,7 @@ def _cudnn_version(
     for name, version in packages.items():
         if _CUDNN_PACKAGE.fullmatch(name):
             return version
-    # Images of NGC have cuDNN in the system, with its version in a variable.
+    # NGC's images have cuDNN as a system package, and its version in a variable.
     version_of_image = environment.get("CUDNN_VERSION")
     if version_of_image is None:
         unknown["cudnn_version"] = "no nvidia-cudnn package and no CUDNN_VERSION in the environment"

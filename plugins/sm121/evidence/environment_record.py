@@ -12,12 +12,12 @@ class SourceRecord(Record):
     """The source of installed software."""
 
     sha: str | None = None
-    """The git commit, perhaps abbreviated (a version string has 9 digits of it)."""
+    """The git commit, perhaps abbreviated (if it is from a version string, it has 9 digits)."""
     dirty: bool | None = None
-    """Whether tracked files of the checkout differ from that commit; None without a checkout."""
+    """Whether tracked files of the checkout differ from that commit; None if there is none."""
     version: str | None = None
     changes: str | None = None
-    """The digest of the differences from that commit; None without differences."""
+    """The digest of the differences from that commit; None if there are none."""
 
     @property
     def text(self) -> str:
@@ -33,11 +33,11 @@ class SourceRecord(Record):
 
 
 class GpuRecord(Record):
-    """One GPU as NVML reports it. A GB10 reports several values as "not supported": null."""
+    """One GPU as NVML reports it. On a GB10, several values are null ("not supported")."""
 
     name: str | None = None
     unit: str | None = None
-    """A digest of its UUID."""
+    """A digest of the GPU's UUID."""
     compute_capability: str | None = None
     clocks: Literal["locked", "default"] | None = None
     """``locked`` if the application clocks differ from the default ones. Other clocks are not
@@ -65,14 +65,14 @@ class HostRecord(Record):
 
 
 class ContainerRecord(Record):
-    """The container in which the suite runs, as far as a process inside it can tell."""
+    """The container in which the suite runs, as far as it can be determined from inside."""
 
     runtime: str
     """``unknown`` if the user names an image, but the suite runs outside a container."""
     image: str | None = None
     image_id: str | None = None
     build: dict[str, str] = Field(default_factory=dict)
-    """The image's own variables, such as NVIDIA_BUILD_ID."""
+    """The image's own environment variables, for example NVIDIA_BUILD_ID."""
 
 
 class PackagesRecord(Record):
@@ -80,7 +80,7 @@ class PackagesRecord(Record):
 
     python: str | None = None
     packages: dict[str, str] | None = None
-    """Versions by normalised name."""
+    """The version of each distribution, by its normalised name."""
     flashinfer_config: str | None = None
     """The output of ``python -m flashinfer show-config``, only for an engine's environment."""
 
@@ -89,7 +89,7 @@ class EnvironmentRecord(Record):
     """The facts that are needed to repeat a run."""
 
     git_shas: dict[str, SourceRecord]
-    """For ``vllm``, ``flashinfer`` and ``suite``."""
+    """The sources of ``vllm``, ``flashinfer`` and ``suite``."""
     container: ContainerRecord | None = None
     engine_packages: PackagesRecord
     suite_packages: PackagesRecord
@@ -97,18 +97,20 @@ class EnvironmentRecord(Record):
     driver_version: str | None = None
     cudnn_version: str | None = None
     gpus: list[GpuRecord] | None = None
-    """None without NVML."""
+    """The GPUs; None if NVML is not available."""
     host: HostRecord
     engine_arguments: list[str]
     environment: dict[str, str]
     """The variables that affect an engine, with secrets redacted."""
     workload: dict[str, JsonValue]
-    """The sizes and the sampling of the timed requests. ``seed`` is null: they are greedy."""
+    """The sizes and the sampling of the timed requests. ``seed`` is null, because the requests use
+    greedy sampling."""
     nccl: dict[str, list[MappedLibrary]] = Field(default_factory=dict)
-    """By node, the NCCL libraries that the server's processes mapped; recorded when the kernel path
-    is judged. Empty if no process mapped one, or if the processes cannot be inspected."""
+    """For each node, the NCCL libraries that the server's processes had mapped when the kernel path
+    was judged. Empty if no process had mapped one, or if the processes cannot be inspected."""
     autotune: dict[str, str] = Field(default_factory=dict)
     """The digest of each set of tactics that FlashInfer's autotuner has saved, by the folder that
-    vLLM names after the configuration. Another set in a later start may be slower."""
+    vLLM names after the configuration. A later start with another set may be slower.
+    """
     unknown: dict[str, str] = Field(default_factory=dict)
-    """The reasons why fields are null, by field."""
+    """For each null field, the reason why it is null."""

@@ -21,9 +21,9 @@ from sm121.evidence.failure_tables import FailureSignature, load_failures
 from sm121.evidence.frames import Frames, Place
 from sm121.evidence.log_message import LogLine
 
-#: The rank of an exception of an unknown kind.
+#: The rank of exceptions that no signature matches.
 _GENERIC_RANK = 70
-#: Lines with this rank or a higher one only state that a process died.
+#: Lines with at least this rank only state that a process died.
 _DEAD_RANK = 80
 #: The beginnings of lines in the log of a compiler.
 _LABELS = ("", "error: ", "fatal: ", "note: ")
@@ -43,7 +43,7 @@ class Basis(Enum):
     FATAL_EXCEPTION = auto()
     """An exception ended a process of the engine, and its other processes ended as a result."""
     AFTERMATH = auto()
-    """Lines state that a process died, but no earlier line states why."""
+    """The log only states that a process died. No earlier line states the cause."""
 
 
 class Cause(Record):
@@ -52,14 +52,14 @@ class Cause(Record):
     kind: str
     """One of `Kind`."""
     summary: str
-    """One line with what happened, in the words of the log if possible."""
+    """What happened, in one line; quoted from the log if possible."""
     owner: str
-    """Whom to ask, or what to check."""
+    """Who can fix it, or what to check."""
     remedy: str | None = None
     lines: list[str] = Field(default_factory=list)
     """The log lines on which the cause is based, cleaned, at most 400 characters each."""
     basis: Basis = Field(default=Basis.STATED, exclude=True)
-    """The kind of evidence; it is not written to files."""
+    """The kind of evidence. This field is not written to files."""
 
 
 def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: object) -> Cause:
@@ -69,7 +69,7 @@ def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: 
         name: The id of the ending.
         lines: The lines on which the cause is based.
         basis: The kind of evidence.
-        words: The values for the placeholders in the summary and the owner.
+        words: The values for the placeholders in the texts `summary` and `owner`.
 
     Raises:
         DataFileError: There is no such ending.
@@ -103,9 +103,10 @@ class _Hits:
     weak: _Hit | None = None
 
     def best(self, *, ready: bool, died: bool) -> _Hit | None:
-        """Return the hit that explains the end.
+        """Return the hit that explains the server's end.
 
-        `ready`: whether the server has served. `died`: whether it is known to be dead.
+        `ready` means that the server was ready before. `died` means that the server is known to be
+        dead.
         """
         ranks = sorted(self.first)
         if not ranks:
@@ -142,7 +143,7 @@ class FailureReader:
 
     Attributes:
         ready: Whether the log shows that the server became ready.
-        stopped: Whether the log shows that the server was told to stop.
+        stopped: Whether the log shows that a stop of the server was requested.
     """
 
     def __init__(self) -> None:
@@ -155,7 +156,8 @@ class FailureReader:
         self.stopped = False
         self._fatal = False
         self._frames = Frames()
-        #: Whether the engine continued after the stored exception, which only affected a request.
+        #: Whether the engine continued after the stored exception, which then affected only one
+        #: request.
         self._went_on = False
 
     def feed(self, line: LogLine) -> None:
@@ -183,14 +185,14 @@ class FailureReader:
             self.goes_on()
 
     def _note_ready(self) -> None:
-        """Forget the errors so far, because the server started in spite of them."""
+        """Discard all errors found so far, because they did not prevent the server's start."""
         self._hits = _Hits()
         self.ready = True
         self.stopped = False
         self._fatal = False
 
     def _add_detail(self, text: str) -> bool:
-        """Add a line to the summary of the last hit, if it has a detail of that hit."""
+        """Add a line to the summary of the last hit, if the line contains a detail of that hit."""
         if self._latest is None:
             return False
         detail = self._latest.entry.detail
@@ -240,10 +242,10 @@ class FailureReader:
             self.goes_on()
 
     def is_plain(self, line: LogLine) -> bool:
-        """Return whether a line is irrelevant to failures, whatever digits it has.
+        """Return whether a line is irrelevant to failures, even with other digits.
 
         Args:
-            line: The line. It is not searched for the hints of the signatures.
+            line: The line, which is known to contain no hint of a signature.
         """
         text = line.text
         return not (
@@ -263,14 +265,14 @@ class FailureReader:
         return line.level == "INFO" and not _ACCESS_LOG.search(line.text)
 
     def goes_on(self) -> None:
-        """Remember that the engine continued to run after the last error."""
+        """Record that the engine continued to run after the last error."""
         self._hits.weak = None
         self._went_on = True
 
     def _match(self, line: LogLine) -> _Hit | None:
         place = self._frames.place_of(line)
         if place is Place.STACK:
-            return None  # a frame quotes source code, which may contain any message
+            return None  # a stack frame quotes source code, which may contain any message
         line = line.without_indent
         best = self._patterns.most_specific(line, ready=self.ready)
         cut = self._patterns.of_cut_line(line, ready=self.ready)
@@ -305,7 +307,7 @@ class FailureReader:
         return f"{hit.entry.kind}: {hit.entry.remedy} (ask: {hit.entry.owner})"
 
     def cause(self, exit_code: int | None) -> Cause:
-        """Return the cause of the end, from the log and the exit status of the process.
+        """Return the cause of the server's end, from the log and the exit status of the process.
 
         Args:
             exit_code: The exit status, as in `classify`.
@@ -315,7 +317,8 @@ class FailureReader:
             from_status = self._cause_from_status(exit_code, hit)
             if from_status is not None:
                 return from_status
-        # An exception of a single request is the last choice: it need not have ended the server.
+        # An exception of a single request is only the last choice, because it may not have ended
+        # the server.
         hit = hit or self._hits.best(ready=self.ready, died=True)
         if hit is None:
             return ended("unknown", self._last_line(), how=_exit_of(exit_code).text)
@@ -361,7 +364,7 @@ class FailureReader:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """The end of a process: the signal that ended it, and the end in words."""
+    """The end of a process: the signal that ended it, if any, and a description."""
 
     signal: int | None
     text: str
@@ -400,7 +403,7 @@ def classify(log: Path, exit_code: int | None = None) -> Cause:
     Args:
         log: The log.
         exit_code: The exit status as reported by `subprocess` (negative: the signal) or by a shell
-            (128 + signal). None: unknown.
+            (128 + signal). None if it is unknown.
 
     Returns:
         The cause. A SIGKILL without a cause in the log is reported as a *probable* kill by the

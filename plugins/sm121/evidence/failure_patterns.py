@@ -9,7 +9,7 @@ from sm121.evidence.failure_tables import FailureSignature, any_of, load_failure
 from sm121.evidence.log_message import LogLine
 
 QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
-#: The marks with which terminals and viewers end a cut line.
+#: The characters that terminals and viewers put at the end of a truncated line.
 _CUT_MARKS = " …>."
 
 
@@ -20,7 +20,7 @@ class Match:
     entry: FailureSignature
     #: The index of the first matching character.
     start: int
-    #: None: only a part of the message is left, because the line was cut.
+    #: The match; None if the line was truncated, so that only a part of the message is left.
     match: re.Match[str] | None = None
 
 
@@ -29,10 +29,10 @@ class Patterns:
 
     Attributes:
         is_ready: Searches for a line that shows that the server is ready.
-        is_stop: Searches for a line that shows that the server was told to stop.
-        is_fatal: Searches for a line of a process that an exception ends.
-        is_quiet: Searches for a message that names a level below that of an error.
-        bare_hints: The hints of all failures, without digits.
+        is_stop: Searches for a line that shows that a stop of the server was requested.
+        is_fatal: Searches for a line that a process prints when an exception ends it.
+        is_quiet: Searches for a message that contains a level below error, for example "warning".
+        bare_hints: The hints of all failures, with their digits removed.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,8 @@ class Patterns:
         self.is_stop = any_of(failures.markers.stopped).search
         self.is_fatal = any_of(failures.markers.fatal).search
         self.is_quiet = any_of(failures.markers.quiet).search
-        #: Pairs of a hint and its signature: all of them, and those that also apply to quiet lines.
+        #: Pairs of a hint and its signature: first all of them, then those that also apply to quiet
+        #: lines.
         self._hints: list[tuple[str, FailureSignature]] = []
         self._quiet_hints: list[tuple[str, FailureSignature]] = []
         for entry in failures.failure:
@@ -50,7 +51,7 @@ class Patterns:
             if entry.levels == "any":
                 self._quiet_hints += hints
         self.bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
-        #: The failures by the beginnings of their messages, for lines that were cut.
+        #: For truncated lines: the failures, by the beginnings of their messages.
         self._beginnings = _beginnings()
         self._longest = max(map(len, self._beginnings))
         self._shortest = min(map(len, self._beginnings))
@@ -60,7 +61,7 @@ class Patterns:
 
         Args:
             line: The line.
-            ready: Whether the server has served.
+            ready: Whether the server was ready before.
         """
         is_quiet = line.level in QUIET_LEVELS or self.is_quiet(line.text) is not None
         best: Match | None = None
@@ -75,13 +76,13 @@ class Patterns:
         return best
 
     def of_cut_line(self, line: LogLine, *, ready: bool) -> Match | None:
-        """Return the failure whose message begins at the end of a line.
+        """Return the failure whose message begins at the end of a truncated line.
 
-        Terminals and viewers cut lines at their right margin.
+        Terminals and viewers truncate lines at their right margin.
 
         Args:
             line: The line.
-            ready: Whether the server has served.
+            ready: Whether the server was ready before.
         """
         if line.level in QUIET_LEVELS or self.is_quiet(line.text) is not None:
             return None
@@ -98,7 +99,7 @@ class Patterns:
 
 @cache
 def _beginnings() -> dict[str, FailureSignature]:
-    """Return the failures by the beginnings of their messages."""
+    """Return all failures; the keys are the beginnings of their messages."""
     found: dict[str, FailureSignature] = {}
     for entry in load_failures().failure:
         for beginning in entry.beginnings:

@@ -23,21 +23,24 @@ class FailureSignature(signatures.LinePattern):
 
     kind: Kind
     rank: int = Field(ge=1, le=99)
-    """Lower is more specific."""
+    """How specific the line is; lower is more specific."""
     levels: Literal["error", "any"] = "error"
     never_green: bool = False
     """Whether a server that prints this line has failed even if it continues to serve."""
     weak: bool = False
     """Whether the line is ignored if a later line shows that the engine continues to run."""
     at_start_only: bool = False
-    """Whether the line is ignored once the server serves, because it then concerns one request."""
+    """Whether the line is ignored once the server is ready, because it then concerns only one
+    request."""
     summary: str | None = None
-    """The summary's template, with groups of `regex` and ``{line}``. None: the line itself."""
+    """A template for the summary, with groups of `regex` and ``{line}``. None: the line itself is
+    the summary."""
     detail: Regex | None = None
-    """Lines directly after this one that match are appended to the summary."""
+    """Lines directly after this one that match this pattern are appended to the summary."""
     cut: tuple[str, ...] = ()
-    """Texts that identify the failure, if the line ends within one of them or directly behind it,
-    because a terminal cut it there. A ``|`` follows the part that must be left."""
+    """Texts that identify the failure in a line that a terminal has truncated. The truncated line
+    ends within one of them or directly behind it. A ``|`` follows the part that must still be
+    there."""
     owner: str
     remedy: str | None = None
 
@@ -68,13 +71,14 @@ class Markers(DataTable):
     ready: tuple[Regex, ...] = Field(min_length=1)
     """Lines that show that the server is ready."""
     stopped: tuple[Regex, ...] = Field(min_length=1)
-    """Lines that show that the server was told to stop."""
+    """Lines that show that a stop of the server was requested."""
     fatal: tuple[Regex, ...] = Field(min_length=1)
-    """Lines of a process that an exception ends. A killed process prints no such line."""
+    """Lines that a process prints when an exception ends it. A killed process prints no such
+    line."""
     error: tuple[Regex, ...] = ()
     """Lines without a level that report an error."""
     quiet: tuple[Regex, ...] = Field(min_length=1)
-    """Lines whose message contains a level below that of an error."""
+    """Lines whose message contains a level below error, for example "warning"."""
     of_gpu: tuple[str, ...] = ()
     """The ids of the GPU failures that the Linux kernel reports."""
     of_host: tuple[Regex, ...] = ()
@@ -90,9 +94,9 @@ class AcceptedError(DataTable):
 
     id: str
     regex: Regex
-    """Searched in the message, and in the exception at the end of a traceback."""
+    """A pattern that is searched in messages, and in the exception at the end of a traceback."""
     traceback: bool = False
-    """Whether a traceback directly after the message is accepted, too, whatever its exception."""
+    """Whether a traceback directly after the message is accepted, too, with any exception."""
     engine: str
     """The name of the engine, or ``any``."""
     reason: str = Field(min_length=3)
@@ -111,7 +115,7 @@ class Ending(DataTable):
 
 
 class FailureSet(DataTable):
-    """All known failures; the same for every engine."""
+    """All known failures. They are the same for every engine."""
 
     markers: Markers
     failure: Entries[FailureSignature]

@@ -1,7 +1,7 @@
 """The configuration of an engine's FlashInfer: ``python -m flashinfer show-config``.
 
-The last sections of the output need NVIDIA's cubin server (in 0.7.4). Without a network, the output
-ends before them.
+In FlashInfer 0.7.4, the last sections of the output need NVIDIA's cubin server. Without a network,
+the output ends before these sections.
 """
 
 import subprocess
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sm121.core.redaction import redact, secrets_of
 
-#: The time limit of the command, in seconds. It imports torch. Without a network, 0.6.12 on a GPU
-#: then repeats its requests for one to two minutes.
+#: The time limit of the command, in seconds. The command imports torch. Without a network,
+#: FlashInfer 0.6.12 on a GPU would then repeat its requests for one to two minutes.
 _WITHIN_S = 45.0
 #: The maximum length of a quoted error message, in characters.
 _LONGEST_MESSAGE = 200
@@ -45,7 +45,7 @@ def run_show_config(python: str, environment: Mapping[str, str]) -> FlashInferCo
             text=True,
             stdin=subprocess.DEVNULL,
             timeout=_WITHIN_S,
-            env={**environment, "PYTHONUNBUFFERED": "1"},  # the output until the time limit
+            env={**environment, "PYTHONUNBUFFERED": "1"},  # to get the output up to the time limit
         )
     except subprocess.TimeoutExpired as error:
         problem = (

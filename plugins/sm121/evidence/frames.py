@@ -1,7 +1,8 @@
-"""Find the lines of a log that belong to a Python stack.
+"""Find the lines of a log that belong to a Python stack trace.
 
-A stack quotes source code, which may contain any message. An indented line outside a stack is text:
-the continuation of a message, such as the log of a compiler.
+A stack trace quotes source code, which may contain any message, so its lines must not be searched
+for messages. An indented line outside a stack trace is the continuation of a message, for example
+of a compiler's log.
 """
 
 from enum import Enum, auto
@@ -9,7 +10,7 @@ from enum import Enum, auto
 from sm121.evidence import log_message
 from sm121.evidence.log_message import LoggingWorker, LogLine
 
-#: The maximum number of processes whose stacks are followed.
+#: The maximum number of processes whose stack traces are followed.
 _MOST_PROCESSES = 256
 
 #: A process, identified by its container, its name and its worker, if any.
@@ -20,15 +21,16 @@ class Place(Enum):
     """The place of a line in the log of its process."""
 
     TEXT = auto()
-    """Outside a stack."""
+    """A line outside a stack trace."""
     STACK = auto()
-    """The first line of a stack, or one of its frames."""
+    """The first line of a stack trace, or one of its frames."""
     UNKNOWN = auto()
-    """An indented line before the first other line: the log may begin within a stack."""
+    """An indented line before any other line of the process: the log may begin within a stack
+    trace."""
 
 
 class Frames:
-    """Follows the stacks that processes print, line by line."""
+    """Follows the stack traces that processes print, line by line."""
 
     def __init__(self) -> None:
         self._places: dict[_Process, Place] = {}

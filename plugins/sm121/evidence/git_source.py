@@ -19,8 +19,8 @@ def read_checkout(file: Path) -> SourceRecord | None:
         file: The file.
 
     Returns:
-        The commit, and whether tracked files differ from it. None: no checkout tracks the file, for
-        example in a virtual environment inside the checkout of another project.
+        The commit, and whether tracked files differ from it. None if no checkout tracks the file,
+        for example because it is in a virtual environment inside the checkout of another project.
     """
     folder = file.parent
     if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
@@ -46,8 +46,8 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
         parts: The files and folders to compare.
 
     Returns:
-        The changed files, the untracked files, and the files whose changes git was told to ignore.
-        None: git does not track the parts.
+        The changed files, the untracked files, and the files whose changes git ignores
+        (``assume-unchanged``, ``skip-worktree``). None if git does not track the parts.
     """
     status = _git(checkout, "status", "--porcelain", "-uno", "--", *parts)
     flags = _git(checkout, "ls-files", "-v", "--", *parts)

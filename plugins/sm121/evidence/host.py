@@ -37,7 +37,7 @@ class NvmlReading:
     """The GPUs and the driver, as NVML reports them.
 
     Attributes:
-        gpus: The GPUs. None: no NVML.
+        gpus: The GPUs; None if NVML is not available.
         driver: The version of the driver.
         problem: The reason why `gpus` is None.
     """
@@ -117,7 +117,7 @@ def read_driver_version(root: Path = Path("/")) -> str | None:
         root: The folder that contains ``proc``.
 
     Returns:
-        The version; None without the driver.
+        The version; None if there is no driver.
     """
     return _search(_DRIVER_VERSION, root / _DRIVER_FILE)
 
@@ -151,7 +151,7 @@ def read_host(root: Path = Path("/")) -> HostRecord:
 
 
 def _arm_model(cpu_info: Path) -> str | None:
-    """Return the part numbers of an ARM processor (GB10), which has no name."""
+    """Return the part numbers of an ARM processor, which has no model name (GB10)."""
     parts = sorted(set(_ARM_PART.findall(_read(cpu_info) or "")))
     implementer = _search(_ARM_IMPLEMENTER, cpu_info)
     if not parts or implementer is None:
@@ -177,16 +177,16 @@ def read_container(
     """Read the container of this process.
 
     Podman writes the name of the image to ``/run/.containerenv``. Docker's ``.dockerenv`` does not
-    contain it. The image is therefore null, unless its own environment names it, as in NGC's and
-    vLLM's images, or the user names it in SM121_IMAGE (name) and SM121_IMAGE_ID (id). Outside a
-    container, these two variables describe the container of an attached server.
+    contain a name. With Docker, the image is therefore null, unless the image's own variables name
+    it (as in NGC's and vLLM's images), or the user sets SM121_IMAGE (name) and SM121_IMAGE_ID (id).
+    Outside a container, these two variables describe the container of an attached server.
 
     Args:
         environment: The environment of the process.
         root: The folder that contains ``run`` and ``.dockerenv``.
 
     Returns:
-        The container; None without evidence of one.
+        The container; None if there is no evidence of one.
     """
     build = {name: environment[name] for name in _IMAGE_VARIABLES if environment.get(name)}
     container = ContainerRecord(

@@ -1,7 +1,8 @@
-"""Modules that an engine compiled at run time: their names, and the targets of their machine code.
+"""Modules that an engine has compiled at run time, and the architectures of their machine code.
 
-A module in a cache only proves that some run compiled it, not that this run called it. If the cache
-was empty before a run, a module that is still missing after it did not run.
+A module in a cache proves that some run compiled the module, but not that this run called it. If
+the cache was empty before a run, and a module is still missing after the run, the run did not call
+this module.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,14 +21,15 @@ class CachedModule(data_file.Record):
 
     name: str
     part: Part
-    """The part of the model that the module computes, as its name shows."""
+    """The part of the model that the module computes, derived from the module's name."""
     state: str
-    """Whether its code runs on the GPU: a state of ``sm121 path --libraries``."""
+    """Whether the module's code can run on the GPU. The values are those of ``sm121 path
+    --libraries``."""
     sass: list[str]
     ptx: list[str]
     path: str
     written: float
-    """The time of its last change, in seconds since 1970."""
+    """When the module's file was last modified, in seconds since 1970."""
 
 
 def read_modules(places: Iterable[Path], gpu: int = architecture.GB10) -> list[CachedModule]:
@@ -89,7 +91,7 @@ def evidence(modules: Sequence[CachedModule]) -> dict[str, str]:
         modules: The modules.
 
     Returns:
-        The lines by ``jit_cache.<name>``.
+        The lines; the keys are ``jit_cache.<name>``.
     """
     lines: dict[str, str] = {}
     for module in modules:

@@ -21,7 +21,7 @@ _OF_NOTE = re.compile(
 )
 _NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
 _KILLED = re.compile(r"Killed process (\d+)")
-#: The number of last messages that are kept, and the maximum number of important ones before them.
+#: How many of the last messages are kept, and how many important messages before them at most.
 _MOST_LINES = 4000
 
 
@@ -31,7 +31,7 @@ class KernelMessages:
 
     Attributes:
         lines: The messages.
-        unavailable: The reason why messages are missing. None: no messages are missing.
+        unavailable: The reason why messages are missing; None if no messages are missing.
         starts: The times at which successful server starts began and ended (``time.monotonic``).
     """
 
@@ -149,7 +149,7 @@ def _seconds(stamp: re.Match[str]) -> float:
 
 
 def _later(text: str, monotonic_s: float) -> list[str]:
-    """Return the last lines since a point in time, and the important ones before them."""
+    """Return the last `_MOST_LINES` lines since a point in time, and earlier important lines."""
     lines: list[str] = []
     is_later = False
     for line in text.splitlines():

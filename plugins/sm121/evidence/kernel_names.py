@@ -1,4 +1,4 @@
-"""The part of the model that each kernel or operator computes, by its name.
+"""Find the part of the model that a kernel or operator computes, from the kernel's name.
 
 The names are listed in ``fixtures/kernels/names.toml``.
 """
@@ -16,7 +16,7 @@ Part = Literal["attention", "moe", "dense", "quantise", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 Proof = Literal["layer_pass", "plain", "requantised", "quantised", "fused", "unfused"]
-"""What a kernel proves besides its part (`sm121.evidence.kernel_proof`).
+"""What a kernel proves in addition to its part of the model (`sm121.evidence.kernel_proof`).
 
 ``layer_pass``: a write into the KV cache, one per layer and forward pass. ``plain``,
 ``requantised``, ``quantised``: a dense matrix product in BF16, in the checkpoint's MXFP4, or in
@@ -30,11 +30,12 @@ class KernelName(DataTable):
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     part: Part
     regex: Regex
-    #: A pattern that matches, ignoring case, the whole name of the only backend that runs these
-    #: kernels. None: several backends run them.
+    #: A pattern for the whole name of the only backend that runs these kernels, ignoring case. None
+    #: if several backends run them.
     backend: Pattern | None = None
     proves: Proof | None = None
-    #: Whether the pattern depends on the end of the name, and so never applies to truncated names.
+    #: Whether the pattern depends on the end of the name, so that it cannot apply to truncated
+    #: names.
     whole: bool = False
     source: str = Field(min_length=3)
 

@@ -27,18 +27,19 @@ from sm121.evidence.server_state import (
 )
 from sm121.evidence.signatures import Signature, SignatureField, known_engines, load_signatures
 
-#: The fields of signatures that describe requests, not the kernel path.
+#: The signature fields that are about single requests, and not about the kernel path.
 _OF_REQUESTS = ("progress", "generation_rate", "accepted_length", "compiled")
 _NO_SINGLE_VALUE = (*LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _NUMBERS = ("context", "rank", "world_size", "draft_tokens")
-#: The lists of which an entry proves that the lines of a container come from a server.
+#: The lists that only a server's lines fill. An entry proves that a container's lines are a
+#: server's.
 _LISTS_OF_SERVERS = ("weights", "unknown_env", "fallbacks", "channels")
 #: The number of bytes at the beginning of a log that are searched for its engine.
 _DETECTED_IN = 4 << 20
 #: A line of the Linux kernel, or of a program that starts servers, as dmesg and journald show it.
-#: Such lines are not searched for the engine, because the names of processes and units in them are
-#: chosen by users.
+#: Such lines are not used to detect the engine, because they contain names of processes and units
+#: that users choose.
 _OF_HOST = re.compile(
     r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?"
     r"(?:\[ *\d+\.\d+\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] "
@@ -52,12 +53,12 @@ _PROFILER_HINT = "] Executing '"
 
 
 class RequestReport(data_file.Record):
-    """A requested value, and the value that ran (`sm121.engines.requested`)."""
+    """A requested value, and whether it ran (`sm121.engines.requested`)."""
 
     by: str
-    """The argument or the variable, with its value."""
+    """The argument or environment variable, with its value."""
     field: str | None
-    """The field of the path that it requests; None for a variable without an effect."""
+    """The field of the path that is requested; None for a variable without an effect."""
     resolved: str | None
     state: str
     """``resolved``, ``different``, ``not_proven`` or ``not_applicable``."""
@@ -76,9 +77,9 @@ class KernelPath(data_file.Record):
     cuda_graphs: bool | None = None
     """True if graphs were captured, False if the log states that they are off."""
     kv_layout: str | None = None
-    """As printed: LBHNC, LBNHC, ..., or the older HND, NHD."""
+    """The layout of the KV cache as the log prints it: LBHNC, LBNHC, ..., or the older HND, NHD."""
     speculative: str | None = None
-    """The method; ``none`` if the log states that there is no speculative decoding."""
+    """The method of speculative decoding; ``none`` if the log states that it is off."""
     native_fp4: bool | None = None
     """True if the experts run block-scaled FP4 MMA, False if FP4 weights are only decoded."""
     kv_cache_dtype: str | None = None
@@ -90,40 +91,45 @@ class KernelPath(data_file.Record):
     """The context length, in tokens."""
     requantised: list[str] | None = None
     """Layers that are proven to be quantised beyond the checkpoint: ``qkv``, ``o``, ``lm_head``.
-    None: there is no evidence. Empty: it is proven that there are no such layers."""
+    None if there is no evidence. Empty if it is proven that there are no such layers.
+    """
     requantised_is_whole: bool = Field(default=False, exclude=True)
-    """Whether that list is complete: it is if the kernels proved it. A log may name only some of
-    the layers."""
+    """Whether the list `requantised` is complete. It is if the kernels of a profile proved it; a
+    log may name only some of the layers."""
     moe_variant: str | None = None
     """``fused`` or ``unfused``: whether the experts' first product includes the activation."""
     moe_tiles: str | None = None
-    """The tile sizes of the experts' modules that this start compiled: ``(64, 128)``."""
+    """The tile sizes of the experts' modules that this start compiled, for example ``(64,
+    128)``."""
     weights: list[str] = Field(default_factory=list)
     """The types of the weights' tensors with their counts, if the log lists them."""
     prefix_caching: bool | None = None
     block_size: str | None = None
     """The block size of the KV cache, in tokens."""
     unknown_env: list[str] = Field(default_factory=list)
-    """Variables that this vLLM does not know, including harmless ones of official images."""
+    """Environment variables that this vLLM does not know, including harmless ones of official
+    images."""
     fallbacks: list[str] = Field(default_factory=list)
-    """Fallbacks that the log reports, by their ids in ``fixtures/signatures``."""
+    """The ids (in ``fixtures/signatures``) of fallbacks that the log reports."""
     silent_fallbacks: list[str] = Field(default_factory=list)
-    """Choices for which only one candidate was left, by their ids in ``fixtures/signatures``. The
-    candidate may be the right one."""
+    """The ids (in ``fixtures/signatures``) of choices for which the engine had only one candidate
+    left. The candidate may be the right one."""
     failure: str | None = None
     """The kind of failure, as in `sm121.evidence.failure_tables`."""
     evidence: dict[str, str] = Field(default_factory=dict)
-    """The log lines (cleaned, at most 400 characters) by field, and by ``fallbacks.<id>`` and
-    ``unknown_env.<name>``. ``<field>_also`` is an equally strong line that proves another value."""
+    """The log line (cleaned, at most 400 characters) that proves each value. The keys are fields,
+    ``fallbacks.<id>`` and ``unknown_env.<name>``. The key ``<field>_also`` has an equally strong
+    line that proves another value of the field."""
     also: dict[str, list[str]] = Field(default_factory=dict)
-    """Other values that equally strong lines prove, by field: some layers run with these."""
+    """For each field, other values that equally strong lines prove. Some layers run with these
+    values."""
     requested: list[RequestReport] = Field(default_factory=list)
     """The values that the configuration requested; empty if they are unknown."""
     differences: list[str] = Field(default_factory=list)
     """The requested values that did not run. If there are any, the configuration's numbers are
     INVALID."""
     log: LogStart = Field(default_factory=LogStart, exclude=True)
-    """The other facts that the log proves."""
+    """Facts that the log proves and that are not part of the kernel path."""
 
 
 #: The fields of the ``path`` object of verdict.json.
@@ -133,13 +139,13 @@ PATH_FIELDS = tuple(name for name, info in KernelPath.model_fields.items() if no
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
     """Read the kernel path that a log proves, in bounded memory.
 
-    For a restarted server, only the last run counts. If the log contains several servers (``docker
-    compose``), only values on which they agree count. Invalid bytes are replaced.
+    If the server was restarted, only its last run counts. If the log contains several servers
+    (``docker compose``), only values on which all servers agree count. Invalid bytes are replaced.
 
     Args:
         path: The log.
         engine: The engine, one of `signatures.known_engines`.
-        one_run: Whether all lines are from one run, whatever their times.
+        one_run: Whether all lines are from one run. If so, their times do not separate runs.
 
     Raises:
         OSError: The file cannot be read.
@@ -151,7 +157,7 @@ def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> Kern
 
 
 class _Source(NamedTuple):
-    """The origin of a line: a container, and a worker in it (None: no worker printed the line)."""
+    """The origin of a line: a container, and the worker that printed the line (None: no worker)."""
 
     container: str
     worker: LoggingWorker | None
@@ -162,7 +168,7 @@ class LogReader:
 
     Args:
         engine: The engine, one of `signatures.known_engines`.
-        one_run: Whether all lines are from one run, whatever their times.
+        one_run: Whether all lines are from one run. If so, their times do not separate runs.
     """
 
     def __init__(self, engine: str, *, one_run: bool = False) -> None:
@@ -196,7 +202,7 @@ class LogReader:
         if state.stale:
             return
         for hint, entry in self._hints:
-            if hint not in line.text:  # cheap, and true of most lines
+            if hint not in line.text:  # a cheap test, which excludes most lines
                 continue
             if entry.opens and entry.search(line):
                 state = self._open_run(state, entry, line)
@@ -205,7 +211,7 @@ class LogReader:
         state.failures.feed(line)
 
     def _open_run(self, state: ServerState, entry: Signature, line: LogLine) -> ServerState:
-        """Return the state of the run that a line opens."""
+        """Return the state of the new run that begins with a line."""
         if state.opened or (state.candidates and entry.field == "version"):
             # The server was restarted, or the log begins within an earlier run.
             state = ServerState(began=line.number, since=line.stamp)
@@ -264,8 +270,8 @@ class LogReader:
     def workers(self) -> dict[LoggingWorker, KernelPath]:
         """Return the path that the lines of each worker prove.
 
-        Values from lines that no worker printed apply to all workers whose own lines do not prove
-        another value.
+        Values from lines that no worker printed also apply to each worker, unless the worker's own
+        lines prove another value.
         """
         paths: dict[LoggingWorker, KernelPath] = {}
         for source, state in self._workers.items():
@@ -302,7 +308,7 @@ def search_last_start(
     Args:
         path: The log.
         begins: The numbers of the lines with which the last starts begin (`LogStart.begins`).
-        patterns: The patterns. Text of users that a line quotes is not searched.
+        patterns: The patterns. If a line quotes text of a user, this text is not searched.
         ends: The numbers of the lines with which older runs begin (`LogStart.ends`).
 
     Yields:
@@ -337,8 +343,8 @@ def detect_engine(path: Path) -> str | None:
         path: The log.
 
     Returns:
-        The engine. None if neither identifies it, as in a log of the Linux kernel, or if signatures
-        of several engines match.
+        The engine. None if neither words nor signatures identify one (for example in a log of the
+        Linux kernel), or if the signatures of several engines match.
 
     Raises:
         OSError: The file cannot be read.
@@ -357,7 +363,7 @@ def detect_engine(path: Path) -> str | None:
         return best
     named = [name for name in engines if _proves_values(read_log(path, name))]
     if len(named) != 1:
-        return None  # the log may only have a stack frame of a kernel that several engines call
+        return None  # the log may contain only a stack frame of a kernel that several engines call
     return named[0]
 
 
@@ -382,7 +388,7 @@ def give(path: KernelPath, field: str, value: object) -> None:
     Args:
         path: The path, which is modified.
         field: The field (`signatures.SignatureField`).
-        value: The value, which must have the type of the field.
+        value: The value, of the field's type.
     """
     setattr(_holder(path, field), field, value)
 
@@ -397,7 +403,7 @@ def _holder(path: KernelPath, field: str) -> KernelPath | LogStart | RankLinks:
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
-    """Return the unknown variables, without those that images and Kubernetes set.
+    """Return the unknown environment variables, except those that images and Kubernetes set.
 
     Args:
         path: The path.
@@ -448,7 +454,7 @@ def _set_value(path: KernelPath, name: str, offers: Sequence[ProvenValue | None]
     give(path, name, _typed(name, named[0].value))
     path.evidence[name] = named[0].line
     if name not in PATH_FIELDS:
-        return  # not a field of the path: other values are not kept
+        return  # for a field outside the path, other values are not kept
     for candidate in named:
         for value, line in candidate.others.items():
             _add_other(path, name, value, line)
@@ -465,7 +471,7 @@ def _typed(name: str, value: str | bool) -> Any:
 
 def _add_other(path: KernelPath, name: str, value: str, line: str) -> None:
     """Add another value of a field, which an equally strong line proves."""
-    if name == "requantised":  # its values are layers, of which several may be requantised
+    if name == "requantised":  # several values (layers) of this field do not contradict each other
         layers = [*(path.requantised or []), value]
         path.requantised = list(dict.fromkeys(layers))
         return

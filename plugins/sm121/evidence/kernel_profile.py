@@ -1,6 +1,7 @@
-"""A profile of decode steps: its kernels by part of the model, with their shares of the time.
+"""A profile of decode steps: the kernels of each part of the model, with their shares of the time.
 
-`sm121.evidence.profile_files` reads the files. Without a GPU, a profile has operators, not kernels.
+`sm121.evidence.profile_files` reads the files. Without a GPU, a profile contains operators instead
+of kernels.
 """
 
 from collections.abc import Iterable
@@ -72,16 +73,17 @@ class KernelProfile(Record):
     prefill_steps: int = 0
     """The number of steps that compute a part of a prompt, as far as the trace marks them."""
     host: HostTime | None = None
-    """Null if the file has no times of single launches, and without a GPU."""
+    """The times of the host; null if the file has no times of single launches, or if there is no
+    GPU."""
     products: ExpertProducts | None = None
-    """Null if the launches are not in pairs."""
+    """The launches of the experts' products; null if the launches are not in pairs."""
     decoding: bool = False
     """Whether the suite took the profile while one request was decoding, so that it contains no
     prefill."""
     seconds: float
     parts: dict[Part, PartTime]
     kernels: list[KernelTime]
-    """Longest first."""
+    """The kernels, those with the longest total time first."""
 
     def names(self) -> list[str]:
         """Return the names of all kernels."""
@@ -119,7 +121,7 @@ def build_profile(
     Args:
         kind: Whether the launches are of kernels (``gpu``) or operators (``cpu``).
         source: The trace.
-        steps: The number of decode steps. None: the trace does not mark steps.
+        steps: The number of decode steps. None if the trace does not mark steps.
         launches: The launches. If names are truncated, several may have the same name.
     """
     longest = sorted(launches, key=lambda one: -one.seconds)
@@ -164,7 +166,7 @@ def shortened(profile: KernelProfile, kernels: int = 40) -> KernelProfile:
 
     Args:
         profile: The profile.
-        kernels: The number of longest kernels that are kept.
+        kernels: How many of the longest kernels to keep.
 
     Returns:
         A copy with these kernels, and with all kernels whose part is known.
@@ -182,6 +184,6 @@ def table(profile: KernelProfile, rows: int = 25) -> str:
 
     Args:
         profile: The profile.
-        rows: The number of kernels that are shown.
+        rows: The number of kernels to list.
     """
     return templates.rendered("kernels.md.j2", profile=profile, rows=rows)

@@ -1,8 +1,8 @@
-"""Values of a kernel path that the kernels of a profile prove, but that no log line shows.
+"""Find values of the kernel path that the kernels of a profile prove, but that no log line shows.
 
 * The layers that are quantised beyond the checkpoint. They are derived from the number of calls of
-  dense Marlin per decoded token: 73 for qkv and o in each of 36 layers, and lm_head.
-* The variant of the experts' first product.
+dense Marlin per decoded token. For example, 73 calls mean qkv and o in each of 36 layers, and
+lm_head. * The variant of the experts' first product.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def with_kernels(path: KernelPath, profile: KernelProfile, layers: int | None) -
     Args:
         path: The path that the log proves. It is not modified.
         profile: The kernels.
-        layers: The number of layers of the model. None: unknown.
+        layers: The number of layers of the model. None if it is unknown.
 
     Returns:
-        A copy with the proven values and their evidence. If the log shows another value, that value
-        is in ``also``.
+        A copy with the proven values and their evidence. If the log shows another value, the field
+        ``also`` contains it.
     """
     path = path.model_copy(deep=True)
     quantised = None if layers is None else requantised(profile, layers)
@@ -48,9 +48,9 @@ def with_kernels(path: KernelPath, profile: KernelProfile, layers: int | None) -
 def _keep_logged(
     path: KernelPath, field: str, logged: Sequence[str], proven: Sequence[str]
 ) -> None:
-    """Keep the values from the log in ``also``, unless the kernels also prove them.
+    """Store the log's values in the field ``also`` if the kernels do not prove them all.
 
-    A log may show only some of the layers.
+    A log that shows only some of the layers that the kernels prove does not contradict them.
     """
     if set(logged) <= set(proven):
         return
@@ -65,8 +65,8 @@ def moe_variant(profile: KernelProfile) -> Proof | None:
         profile: The kernels.
 
     Returns:
-        ``fused`` if a kernel includes the activation, else ``unfused``. None: no kernel shows the
-        variant, or names are truncated.
+        ``fused`` if a kernel includes the activation, else ``unfused``. None if no kernel shows the
+        variant, or if names are truncated.
     """
     if _rows(profile, "fused"):
         return "fused"
@@ -78,9 +78,9 @@ def moe_variant(profile: KernelProfile) -> Proof | None:
 def requantised(profile: KernelProfile, layers: int) -> list[str] | None:
     """Find which of ``qkv``, ``o`` and ``lm_head`` run on dense Marlin.
 
-    In the checkpoint, only the experts are quantised. Each layer writes into the KV cache once per
-    forward pass, which gives the number of passes. ``qkv`` alone and ``o`` alone cannot be
-    distinguished, because they have the same number of calls.
+    In the checkpoint, only the experts are quantised. The number of forward passes is derived from
+    the writes into the KV cache, because each layer writes once per pass. If only one of ``qkv``
+    and ``o`` is quantised, the calls do not show which one.
 
     Args:
         profile: The kernels.
@@ -95,7 +95,7 @@ def requantised(profile: KernelProfile, layers: int) -> list[str] | None:
     marlin = _rows(profile, "requantised")
     if not marlin:
         return [] if _all_is_plain(profile, layers, passes) else None
-    # If steps are marked, additional passes are prefill.
+    # If the trace marks steps, passes beyond the number of steps are prefill.
     is_decoding = profile.decoding or (profile.steps or 0) - passes in (0, 1)
     calls: float | None
     if is_decoding:
@@ -149,7 +149,7 @@ def _calls_a_token(
 
 
 def _is_of_one_backend(row: KernelTime) -> bool:
-    """Return whether a kernel computes attention, and belongs to a single backend."""
+    """Return whether a kernel computes attention and is run by only one backend."""
     entry = entry_of(row.name)
     return row.part == "attention" and entry is not None and bool(entry.backend)
 

@@ -12,7 +12,7 @@ from sm121.evidence.kernel_proof import with_kernels
 
 #: The parts of the model that every decode step computes.
 _PARTS: tuple[Part, ...] = ("attention", "moe")
-#: The number of longest kernels that a finding names.
+#: How many of the longest kernels a finding names.
 _NAMED_KERNELS = 5
 #: The maximum length of the name of one of these kernels, in characters.
 _SHORT_NAME = 60
@@ -25,7 +25,8 @@ class _Finding:
     """A difference between the kernels and the path."""
 
     text: str
-    #: Whether the kernels are no sufficient evidence: names are truncated, or calls prove nothing.
+    #: Whether the kernels are not sufficient evidence, because names are truncated, or because the
+    #: numbers of calls prove nothing.
     undecided: bool = False
 
 
@@ -37,16 +38,16 @@ def kernel_contradictions(
 ) -> list[str]:
     """Compare the kernels of a decode step with the log and with the required path.
 
-    There must be kernels of attention and of the experts, and they must belong to the backends that
-    the log shows (``fixtures/kernels/names.toml``). A backend without a known kernel is a
-    contradiction, so that an emulation is not accepted. The profile's rules on kernels are checked,
-    too.
+    The profile must contain kernels of attention and of the experts, and these must belong to the
+    backends that the log shows (``fixtures/kernels/names.toml``). If no known kernel of a backend
+    ran, this is a contradiction, so that an emulation is not accepted. The rules on kernels in the
+    suite's profile are checked, too.
 
     Args:
         required: The required path.
         path: The path that the log proves.
         profile: The kernels.
-        layers: The number of layers of the model. None: unknown.
+        layers: The number of layers of the model. None if it is unknown.
 
     Returns:
         A line for each contradiction.
@@ -176,7 +177,7 @@ def _compare_backend(
             undecided=bool(profile.cut_names()),
         )
     if path.speculative not in (None, "none"):
-        return  # the kernels may be the draft model's, which may have other backends
+        return  # the kernels may belong to the draft model, which may use other backends
     allowed = [backend, *path.also.get(part, [])]
     for entry, name in owned.items():
         if not any(entry.belongs_to(one) for one in allowed):

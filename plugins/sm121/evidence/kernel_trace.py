@@ -29,7 +29,7 @@ from sm121.evidence.kernel_profile import (
 )
 
 _BLOCK_BYTES = 1 << 20
-#: The maximum length of one event, in characters. Events may contain long stacks.
+#: The maximum length of one event, in characters. Events may contain long stack traces.
 _LONGEST_EVENT = 1 << 22
 #: The maximum number of operators in a trace without a GPU. More would need too much memory next to
 #: a server.
@@ -133,13 +133,13 @@ class _Trace:
         self.prefill_steps = 0
         #: The most tokens that a step computes for one request; 0: unknown.
         self.step_tokens = 0
-        #: The times of kernels, as far as they are known.
+        #: The known times of kernels.
         self.times = _Times()
         #: The times of the experts' matrix products.
         self.products = _Times()
-        #: For each of these products, whether its name shows that it is the first one: 0 or 1.
+        #: For each of these products: 1 if its name shows that it is the first product, else 0.
         self.first_products = bytearray()
-        #: The number of the host's calls that launch kernels or graphs.
+        #: How many of the host's calls launched kernels or graphs.
         self.launches = 0
 
     def add(self, event: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class _Trace:
         if not isinstance(name, str) or not isinstance(took, int | float):
             return
         if not math.isfinite(took):
-            took = 0.0  # it ran, but its time is unknown
+            took = 0.0  # the kernel ran, but its time is unknown
         took = max(took, 0.0)
         category = event.get("cat")
         if category == "kernel":
@@ -194,9 +194,10 @@ class _Trace:
         )
 
     def expert_products(self) -> ExpertProducts | None:
-        """Return the experts' products; None if they are not in pairs.
+        """Return the experts' products; None if their launches are not in pairs.
 
-        A layer launches the first product and then the second one. They often have the same name.
+        Each layer launches the first product and then the second one, often with the same kernel
+        name.
         """
         count = len(self.products.starts)
         if count == 0 or count % 2:
@@ -208,7 +209,7 @@ class _Trace:
         if named[1::2].any():
             if named[::2].any():
                 return None
-            begin = 1  # the trace begins within a layer
+            begin = 1  # the trace begins between the two products of a layer
         return ExpertProducts(
             pairs=count // 2,
             first_s=float(took[begin::2].sum()) / 1e6,
@@ -297,7 +298,7 @@ class _EventParser:
             try:
                 event, end = self._decoder.raw_decode(buffer, position)
             except json.JSONDecodeError:
-                # The next piece may have the rest of the event.
+                # The next piece may contain the rest of the event.
                 if is_last or len(buffer) - position > _LONGEST_EVENT:
                     raise
                 break

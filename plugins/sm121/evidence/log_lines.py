@@ -26,8 +26,8 @@ _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
     """Clean lines, and join lines that were wrapped when the log was posted.
 
-    A line that starts with blanks and has no prefix is a continuation of the line before it.
-    Therefore, the frames of a stack are also joined to their ``Traceback``.
+    A line that starts with blanks and has no prefix is taken as a continuation of the line before
+    it. The frames of a stack trace are therefore joined to their ``Traceback`` line.
 
     Args:
         lines: The physical lines.
@@ -51,11 +51,11 @@ def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
 
 
 def continues(line: LogLine, held: LogLine) -> bool:
-    """Return whether a line is a continuation of the line before it.
+    """Return whether a line continues the line before it.
 
     Args:
         line: The line.
-        held: The line before it.
+        held: The line before `line`.
     """
     return line.bare and line.is_indented and line.container == held.container
 
@@ -135,20 +135,20 @@ class _Held:
     """A line that the next line may continue."""
 
     line: LogLine
-    #: Its bytes without digits; empty once the line was joined with a continuation.
+    #: The line's bytes without digits; empty once the line was joined with a continuation.
     key: bytes
 
 
 def read_new_lines(
     path: Path, is_plain: Callable[[LogLine], bool], again: Callable[[bytes, LogLine], None]
 ) -> Iterator[LogLine]:
-    """Read the lines of a log like `join_wrapped`, but ten times as fast if lines repeat.
+    """Read the lines of a log as `join_wrapped` does, but ten times as fast if lines repeat.
 
     Args:
         path: The log.
-        is_plain: Returns whether the caller can ignore a line, whatever digits it has.
-        again: Called with each line that is left out, and the plain line to which it is equal but
-            for its digits.
+        is_plain: Returns whether the caller can ignore a line, even with other digits.
+        again: Called with each line that is left out, and with the plain line from which it differs
+            only in its digits.
 
     Yields:
         The lines. A line that differs from a plain line only in its digits is left out, unless the
@@ -159,7 +159,7 @@ def read_new_lines(
     """
     plain: dict[bytes, LogLine] = {}
     held: _Held | None = None
-    left_out: bytes | None = None  # the line before, if it was left out
+    left_out: bytes | None = None  # the previous line, if it was left out
 
     def give(given: _Held) -> Iterator[LogLine]:
         line = given.line

@@ -1,8 +1,9 @@
 """Parse one line of a server's log into its message and the prefixes around it.
 
 Engines, containers, process managers and people add prefixes and decorations to the lines of a
-server: ANSI colours, ``(EngineCore pid=7)``, ``docker compose``, journald, Ray, Kubernetes, CI,
-``grep -n``. `clean` removes them. The patterns are in ``fixtures/log-lines.toml``.
+server. Examples are ANSI colours, ``(EngineCore pid=7)``, and the prefixes of ``docker compose``,
+journald, Ray, Kubernetes, CI systems and ``grep -n``. `clean` removes them. The patterns are in
+``fixtures/log-lines.toml``.
 """
 
 import datetime
@@ -58,7 +59,7 @@ _PREFIX_LIMIT = 200
 _MOST_PREFIXES = 10
 #: Ray's suffix of a message that several workers printed.
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")
-#: C++'s prefix of the message of an exception that ended the process.
+#: The prefix with which C++ prints the message of an exception that ended the process.
 _OF_CPP = "what():"
 _LEVELS = {
     "DEBUG": "DEBUG",
@@ -75,7 +76,9 @@ _LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class LoggingWorker:
-    """The worker that printed a line. Its name is not used, as it changes once the rank is known.
+    """The worker that printed a line.
+
+    The worker's name is not used, because it changes once the rank is known.
 
     Attributes:
         pid: The worker's process id, from the line; never empty.
@@ -92,17 +95,20 @@ class LogLine:
 
     Attributes:
         text: The message, without prefixes, but with its own indentation.
-        level: DEBUG, INFO, WARNING, ERROR or CRITICAL. None: the line has no level.
-        file: The source file that printed it, without folders. None: the line names no file.
+        level: DEBUG, INFO, WARNING, ERROR or CRITICAL; None if the line has no level.
+        file: The name of the source file that printed the message, without folders; None if the
+            line does not contain one.
         container: The container's name at the beginning of a ``docker compose`` line; else empty.
-        bare: Whether the line had no prefix at all: output of a compiler, a wrapped or pasted line.
-        stamp: The time by the server's clock, such as ``02-24 19:04:56``. None: the line has no
-            time, or the time of another node's clock.
-        process: The process that printed it, such as ``EngineCore_DP0``; empty if it is not named.
-        worker: The worker that printed it. None: it was not printed by a worker.
-        number: The number of its first physical line, from `read_new_lines`.
-        lines: The lines of a JSON record with several lines, such as a message and its exception;
-            else empty.
+        bare: Whether the line had no prefix at all, for example in a compiler's output, or in a
+            wrapped or pasted line.
+        stamp: The time on the server's clock, for example ``02-24 19:04:56``. None if the line has
+            no time, or a time of another node's clock.
+        process: The name of the process that printed the message, for example ``EngineCore_DP0``;
+            empty if the line does not contain one.
+        worker: The worker that printed the message; None if no worker printed it.
+        number: The number of the first physical line of the message, set by `read_new_lines`.
+        lines: If the message is a JSON record with several lines (for example a message and its
+            exception), these lines; else empty.
     """
 
     text: str
@@ -118,15 +124,15 @@ class LogLine:
 
     @property
     def is_indented(self) -> bool:
-        """Whether the message starts with blanks: a stack frame, or a part of a wrapped line."""
+        """Whether the message starts with blanks, as stack frames and parts of wrapped lines do."""
         return self.text.startswith((" ", "\t"))
 
     @property
     def is_frame(self) -> bool:
-        """Whether the message may be part of a stack.
+        """Whether the message may be part of a stack trace.
 
-        Python indents the lines of a stack by at least two blanks. C++'s ``what():`` is not a part
-        of a stack.
+        Python indents the lines of a stack trace by at least two blanks. A line with C++'s
+        ``what():`` is not part of a stack trace.
         """
         is_indented = self.text.startswith(("  ", "\t"))
         return is_indented and not self.text.lstrip().startswith(_OF_CPP)
@@ -141,7 +147,7 @@ class LogLine:
 
     @property
     def parts(self) -> list["LogLine"]:
-        """A message for each of the `lines`; only the message itself if there are none."""
+        """A message for each of the `lines`; if `lines` is empty, only the message itself."""
         if not self.lines:
             return [self]
         return [replace(self, text=line.rstrip(), lines=()) for line in self.lines]
@@ -181,7 +187,7 @@ def clean(raw: str) -> LogLine:
 
 def _without_escapes(raw: str) -> str:
     if raw.isprintable() and "[" not in raw:
-        return raw  # most lines; applying the patterns takes far longer
+        return raw  # true for most lines; applying the patterns would take far longer
     return _CONTROL.sub("", _ANSI.sub("", raw))
 
 
@@ -288,7 +294,8 @@ class _Rest:
     def _take_foreign(self) -> bool:
         """Remove an unknown prefix before the server's own first prefix.
 
-        Text with a quotation mark is not a prefix: it may quote a line of the server.
+        Text with a quotation mark does not count as a prefix, because it may quote a line of the
+        server.
         """
         if not self.bare:
             return False
@@ -341,7 +348,7 @@ def _level_of(entries: Sequence[tuple[str, Any]]) -> str | None:
 
 
 def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
-    """Return the time at which a line was printed, by the server's clock.
+    """Return the time at which a line was printed, on the server's clock.
 
     Args:
         raw: The line in the log.
@@ -359,7 +366,7 @@ def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
         if match["year"] is None and stamp > now + datetime.timedelta(days=2):
             stamp = stamp.replace(year=now.year - 1)
     except ValueError:
-        return None  # not a date: 02-30, or other digits
+        return None  # the digits are not a date, for example 02-30
     return stamp
 
 
@@ -388,7 +395,7 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
     if around >= limit // 2:
         first = min(around - limit // 4, len(text) - limit)
         last = first + limit
-    slack = limit // 8  # longer words are divided
+    slack = limit // 8  # words that are longer than this are divided
     before = ""
     if first > 0:
         before = "…"
@@ -403,7 +410,7 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
 
 
 def _first_gap(text: str, places: range) -> int:
-    """Return the first place that is not within a word, or else the first place."""
+    """Return the first place that is not within a word; if there is none, the first place."""
     for place in places:
         if not _is_in_word(text, place):
             return place

@@ -1,4 +1,4 @@
-"""Facts in the log of a server's last start that are not part of the kernel path."""
+"""Facts about a server's last start, read from its log, that are not part of the kernel path."""
 
 from pydantic import Field
 
@@ -9,15 +9,16 @@ class RankLinks(data_file.Record):
     """The links between the ranks of a server. A field is None if the log does not show it."""
 
     group: str | None = None
-    """The library of the ranks' process group: ``nccl``, ``gloo``."""
+    """The library of the ranks' process group, for example ``nccl`` or ``gloo``."""
     channels: list[str] = Field(default_factory=list)
-    """NCCL's channels to other ranks: ``NET/IB/0``, ``NET/Socket/0``, ``SHM``."""
+    """NCCL's channels to other ranks, for example ``NET/IB/0``, ``NET/Socket/0`` or ``SHM``."""
     rerouted: list[str] = Field(default_factory=list)
-    """RDMA devices that NCCL replaces by another one: ``2>0``."""
+    """RDMA devices that NCCL replaces by another device. For example, ``2>0`` means device 0
+    instead of 2."""
     network: str | None = None
-    """NCCL's network between nodes: ``IB``, ``IBext_v10``, ``Socket``."""
+    """NCCL's network between nodes, for example ``IB``, ``IBext_v10`` or ``Socket``."""
     rdma_devices: str | None = None
-    """The RDMA devices that NCCL found, but need not use: ``[0]rocep1s0f1:1/RoCE``."""
+    """The RDMA devices that NCCL found, but may not use, for example ``[0]rocep1s0f1:1/RoCE``."""
 
 
 class LogStart(data_file.Record):
@@ -28,7 +29,7 @@ class LogStart(data_file.Record):
     build: str | None = None
     """The build in ``fixtures/builds.toml`` whose lines the log contains."""
     asked: str | None = None
-    """The arguments that differ from the defaults, as the engine prints them."""
+    """The arguments that differ from the engine's defaults, as the engine prints them."""
     model: str | None = None
     """The model that the server loaded."""
     served_model: str | None = None
@@ -40,14 +41,16 @@ class LogStart(data_file.Record):
     rank: int | None = None
     world_size: int | None = None
     graph_sizes: str | None = None
-    """The graphs that a rank will capture: ``PIECEWISE=51 (largest=512), FULL=35 (...)``."""
+    """The CUDA graphs that a rank will capture, for example ``PIECEWISE=51 (largest=512), FULL=35
+    (...)``."""
     start: str | None = None
     """An id that is the same on all ranks of one start, and different in other starts."""
     since: int | None = None
-    """The minute of the year of a worker's first line, by its node's clock."""
+    """When a worker printed its first line, in minutes since the beginning of the year, on its
+    node's clock."""
     links: RankLinks = Field(default_factory=RankLinks)
     begins: dict[str, int] = Field(default_factory=dict)
-    """By container, the number of the physical line with which its last start begins."""
+    """For each container, the number of the physical line with which its last start begins."""
     ends: dict[str, int] = Field(default_factory=dict)
-    """By container, the number of the physical line with which lines of an older run begin, if the
-    log ends with such lines."""
+    """For each container whose log ends with lines of an older run, the number of the physical line
+    with which these begin."""

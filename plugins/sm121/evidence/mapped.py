@@ -1,4 +1,4 @@
-"""Identify the NCCL library that a server's processes mapped, by the digest of its file.
+"""Identify the NCCL library that a server's processes have mapped, by the digest of its file.
 
 The version of the installed package is not sufficient: `LD_PRELOAD`, `VLLM_NCCL_SO_PATH` or a
 system library may replace the package's library.
@@ -28,7 +28,7 @@ class MappedLibrary(Record):
 
     #: The path as the process sees it, for example in its container.
     path: str
-    #: The digest of the file. Null: the file was replaced after the start, or cannot be read.
+    #: The digest of the file; null if the file was replaced after the start, or cannot be read.
     sha256: str | None
 
 
@@ -48,7 +48,7 @@ def nccl(processes: Iterable[psutil.Process]) -> list[MappedLibrary]:
         try:
             lines = (own / "maps").read_text("utf-8", "replace").splitlines()
         except OSError:
-            continue  # it ended, or belongs to another user
+            continue  # the process has ended, or belongs to another user
         for line in lines:
             match = _MAPPED.match(line)
             if match is None:
@@ -60,7 +60,7 @@ def nccl(processes: Iterable[psutil.Process]) -> list[MappedLibrary]:
 
 
 def _sha256(file: Path, inode: int) -> str | None:
-    """Return the digest of a mapped file, or None if the path now names another file."""
+    """Return the digest of a mapped file, or None if the path now leads to another file."""
     try:
         status = file.stat()
         if status.st_ino != inode:
@@ -72,7 +72,7 @@ def _sha256(file: Path, inode: int) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _digest(file: Path, *_status: int) -> str:
-    """Return the digest of a file. It is cached, because the library has some hundred MiB."""
+    """Return the digest of a file. Digests are cached, because the library has some hundred MiB."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -81,7 +81,8 @@ def different(by_node: Mapping[str, Sequence[MappedLibrary]]) -> list[str]:
     """Compare the NCCL libraries of each node with those of the first node that has a digest.
 
     Args:
-        by_node: The libraries of each node, by its name. Nodes without a digest are not compared.
+        by_node: The libraries of each node; the keys are the nodes' names. Nodes without a digest
+            are not compared.
 
     Returns:
         A line for each node with other libraries.

@@ -63,7 +63,7 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
 
 
 def has_any(text: str) -> bool:
-    """Return whether a text contains a metric of an engine, as ``vllm:num_requests_running``.
+    """Return whether a text contains an engine's metric, for example ``vllm:num_requests_running``.
 
     Args:
         text: The text. The names of all known engines' metrics begin with the engine and a colon.
@@ -94,7 +94,7 @@ def counters(text: str) -> dict[str, float]:
         text: The answer of /metrics.
 
     Returns:
-        The sum over all labels of each counter, by its name.
+        For each counter, by its name, the sum over all labels.
     """
     totals: dict[str, float] = {}
     for sample in samples_of(text, _is_counter_of_engine):
@@ -117,7 +117,7 @@ def _read(signature: MetricSignature, samples: Sequence[MetricSample]) -> _Readi
         if signature.label is not None and signature.label in sample.labels:
             lines[sample.labels[signature.label]] = sample.line
     if len(lines) != 1:
-        return None  # several engines with different values prove nothing
+        return None  # the values of several engines differ, so they prove nothing
     text, line = next(iter(lines.items()))
     if text in signature.nothing:
         return None
@@ -127,7 +127,7 @@ def _read(signature: MetricSignature, samples: Sequence[MetricSample]) -> _Readi
 
 
 def _read_absence(signature: MetricSignature, samples: Sequence[MetricSample]) -> _Reading | None:
-    """Return the value that an absent metric proves, if the server served requests."""
+    """Return the value that a missing metric proves if the server has served requests."""
     if signature.absent is None:
         return None
     for sample in samples:

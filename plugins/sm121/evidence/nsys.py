@@ -1,4 +1,4 @@
-"""Read kernels from Nsight Systems: the table ``cuda_gpu_kern_sum`` of ``nsys stats``."""
+"""Read kernels from the table ``cuda_gpu_kern_sum`` of Nsight Systems (``nsys stats``)."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ _COLUMNS = (_TIME_COLUMN, _CALLS_COLUMN, _NAME_COLUMN)
 _NSYS_TIMEOUT_S = 300.0
 #: The maximum length of nsys' message in an error, in characters.
 _LONGEST_MESSAGE = 300
-#: The dashes below the heading of one column.
+#: The dashes below the heading of a column.
 _RULER = re.compile(r"-{4,}")
 
 
@@ -30,8 +30,8 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
 
     Args:
         text: The table as CSV, or as nsys prints it. In a printed table, names are truncated to
-            about 100 characters, so that several rows may have the same name. The last of several
-            printed tables is read.
+            about 100 characters, so that several rows may have the same name. If the text contains
+            several printed tables, the last one is read.
         source: The file with the text.
 
     Raises:
@@ -77,7 +77,7 @@ def _read_csv(lines: Sequence[str]) -> list[Launches]:
 
 
 def _read_printed(lines: Sequence[str], columns: Sequence[tuple[int, int]]) -> list[Launches]:
-    """Read the rows of a printed table, which has a heading, a ruler, and rows until a gap."""
+    """Read a printed table: a heading, a line of dashes, and rows up to an empty line."""
     head = _divide(lines[0], columns)
     launches: list[Launches] = []
     for line in lines[2:]:
@@ -90,7 +90,10 @@ def _read_printed(lines: Sequence[str], columns: Sequence[tuple[int, int]]) -> l
 
 
 def _divide(line: str, columns: Sequence[tuple[int, int]]) -> list[str]:
-    """Split a printed line into the ruler's columns. The last column is the rest of the line."""
+    """Split a printed line at the columns of the dashes.
+
+    The last column takes the rest of the line.
+    """
     parts = [line[start:end].strip() for start, end in columns[:-1]]
     last_start, _ = columns[-1]
     return [*parts, line[last_start:].strip()]

@@ -19,8 +19,8 @@ def snapshot(processes: Iterable[psutil.Process]) -> list[dict[str, Any]]:
         processes: The processes. Processes that end in the meantime are left out.
 
     Returns:
-        An entry for each process, sorted by pid: its pid, parent, name and status and, as far as
-        they can be read, its command, threads, memory (bytes), CPU time (seconds) and handles.
+        An entry for each process, sorted by pid: its pid, parent, name and status and, if they can
+        be read, its command, threads, memory (bytes), CPU time (seconds) and handles.
     """
     by_pid: dict[int, dict[str, Any]] = {}
     for process in processes:

@@ -1,10 +1,11 @@
-"""Take a profile of some decode steps from a running server.
+"""Profile some decode steps of a running server.
 
-With ``--profiler-config``, vLLM profiles from POST /start_profile until /stop_profile. Before that,
-the option has no cost. ``docs/kernel-path.md`` describes the slowdown that remains afterwards.
+With ``--profiler-config``, vLLM profiles from POST /start_profile until POST /stop_profile. Before
+that, the option costs no time. ``docs/kernel-path.md`` describes the slowdown that remains
+afterwards.
 
-A profiler slows the host while it runs. The times of steps in a trace are therefore too long; the
-time of a step is measured before the profiler starts.
+A profiler slows the host while it runs. The times of steps in a trace are therefore too long, so
+the suite measures the time of a step before it starts the profiler.
 """
 
 import itertools
@@ -35,7 +36,8 @@ _REQUEST_TIMEOUT_S = 300.0
 #: The maximum number of tokens of the profiled answer. The client aborts it after the profiled
 #: steps.
 LONGEST_ANSWER = 1024
-#: The number of tokens before the timed ones. The first tokens may arrive late and together.
+#: This many tokens are read before the timed ones, because the first tokens may arrive late and
+#: together.
 SETTLING_TOKENS = 64
 
 
@@ -49,7 +51,7 @@ class DecodeTrace:
 
     Attributes:
         path: The trace.
-        stream: The time of a token before the profiler was started; None: not measured.
+        stream: The time of a token before the profiler was started; None if it was not measured.
     """
 
     path: Path
@@ -73,8 +75,8 @@ def profile_decode(
         steps: The approximate number of decode steps to profile.
         prompt: The prompt of the request.
         longest: The maximum number of tokens of the answer.
-        timed: The number of tokens whose time is measured before the profiler starts, after
-            `SETTLING_TOKENS` others; 0: none.
+        timed: How many tokens to time before the profiler starts. They follow the first
+            `SETTLING_TOKENS` tokens. With 0, no time is measured.
 
     Returns:
         The trace, and the time of a token.
@@ -104,8 +106,8 @@ def _decode(
 ) -> StreamTime | None:
     """Generate tokens, and profile `steps` of them once /start_profile has answered.
 
-    The tokens are read while /start_profile runs: it may be slow, and many may arrive before its
-    answer.
+    The tokens are read in parallel to the request /start_profile, because that may be slow, and
+    many tokens may arrive before its answer.
     """
     request: dict[str, Any] = {
         "model": endpoint.served_name,
@@ -154,7 +156,7 @@ def _decode(
 def _time_of_a_token(tokens: Iterator[Mapping[str, Any]], timed: int) -> float | None:
     """Read tokens of an answer, and return the mean time of the last `timed` ones.
 
-    A chunk may contain several tokens: they are counted by the usage in each chunk.
+    A chunk may contain several tokens, so the tokens are counted by the ``usage`` of each chunk.
     """
     first_count, first_at = 0, 0.0
     for chunk in tokens:

@@ -22,12 +22,13 @@ from sm121.evidence.requirement import (
 
 #: The fields that must be equal on all ranks.
 _EQUAL = (*COMPARED, "native_fp4", "block_size", "graph_sizes", "group", "version")
-#: The fields that the log of each rank must show.
+#: The fields that each rank's own log must show.
 _SHOWN_BY_EACH = ("attention", "moe")
-#: Differences between the ranks' first lines, in minutes, that show different starts. Smaller ones
-#: may come from time zones, larger ones from the turn of a year.
+#: If the times of the ranks' first lines differ by a number of minutes in this range, they are from
+#: different starts. Smaller differences may be due to time zones, larger ones to the turn of a
+#: year.
 _ANOTHER_DAY = range(15 * 60, 180 * 24 * 60)
-#: The sort key of a rank without a number.
+#: The sort key for a rank whose number is unknown.
 _LAST = 1 << 30
 #: The prefix of a start's id that comes from NCCL (``commId``).
 _NCCL_ID = "com"
@@ -37,7 +38,7 @@ class RankPath(data_file.Record):
     """The path of one rank, from the log of its node."""
 
     rank: int | None
-    """None: no line contains the number of the rank."""
+    """The number of the rank; None if no line contains it."""
     node: str
     """The node's name, or the address in its lines."""
     path: KernelPath
@@ -75,7 +76,7 @@ def read_ranks(
         for ranks in _by_node(reader.workers(), name).values():
             ranks.sort(key=_order)
             _share_values(ranks)
-            # There may be other processes whose names look like a worker's.
+            # Other processes may have names that look like a worker's name.
             rank_paths += [rank for rank in ranks if _is_rank(rank.path)]
     return sorted(rank_paths, key=_order)
 
@@ -83,7 +84,7 @@ def read_ranks(
 def _by_node(
     workers: Mapping[LoggingWorker, KernelPath], log_node: str
 ) -> dict[str, list[RankPath]]:
-    """Group the workers of a log by node. `log_node`: the node of lines without an address."""
+    """Group the workers of a log by node. Lines without an address belong to `log_node`."""
     nodes: dict[str, list[RankPath]] = {}
     for worker, path in workers.items():
         if _is_copied(worker, workers):
@@ -96,8 +97,8 @@ def _by_node(
 def _is_copied(worker: LoggingWorker, workers: Mapping[LoggingWorker, KernelPath]) -> bool:
     """Return whether the lines of a worker are a copy of another worker's lines.
 
-    Two Ray nodes on one host read each other's files. For rank 0, the lines without an address are
-    the original; for other ranks, the lines with an address.
+    If two Ray nodes run on one host, each reads the other's files, so that lines occur twice. For
+    rank 0, the lines without an address are the original, for other ranks those with an address.
     """
     rank = workers[worker].log.rank
     if rank is None:
@@ -162,7 +163,10 @@ def _wrong_world_sizes(ranks: Sequence[RankPath], world_size: int) -> Iterator[C
 def _unequal_values(
     ranks: Sequence[RankPath], field: str, accepted: Collection[str] | None
 ) -> Iterator[Contradiction]:
-    """Compare a field with the first rank whose value is accepted, or else with the first rank."""
+    """Compare a field of all ranks with the first rank whose value is accepted.
+
+    If no rank has an accepted value, compare with the first rank.
+    """
     showing = [rank for rank in ranks if shown(rank.path, field) is not None]
     values = [_all_values(rank.path, field) for rank in showing]
     if len(set(values)) < 2:
@@ -205,7 +209,7 @@ def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[Contradiction]:
 
 
 def _arguments(path: KernelPath) -> Mapping[str, Any]:
-    """Return the arguments that a rank's engine printed, without those that differ between nodes.
+    """Return the arguments that a rank printed, except those that may differ between nodes.
 
     The result is empty if they cannot be parsed.
     """
@@ -219,7 +223,7 @@ def _arguments(path: KernelPath) -> Mapping[str, Any]:
 def _unaccepted_fallbacks(
     ranks: Sequence[RankPath], required: KernelPathRequirement
 ) -> Iterator[Contradiction]:
-    """Yield unaccepted fallbacks that the first rank, which is judged separately, does not have."""
+    """Yield unaccepted fallbacks that only other ranks have. The first rank is judged elsewhere."""
     for rank in ranks:
         for name in rank.path.fallbacks:
             if name not in (*ranks[0].path.fallbacks, *required.accepted_fallbacks):
@@ -229,7 +233,7 @@ def _unaccepted_fallbacks(
 
 
 def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
-    """Return the gaps in the logs, because of which the path of all ranks is not proven.
+    """Return what the logs lack as a proof of the path of all ranks.
 
     Args:
         ranks: The paths, sorted by rank.
@@ -258,7 +262,7 @@ def _missing_numbers(ranks: Sequence[RankPath], world_size: int) -> Iterator[str
 
 def _several_starts(ranks: Sequence[RankPath]) -> Iterator[str]:
     starts = {rank.path.log.start for rank in ranks if rank.path.log.start}
-    # One start may have two ids: one from NCCL and one of another kind.
+    # The same start may have two ids, one from NCCL and one of another kind.
     kinds = {start[: len(_NCCL_ID)] for start in starts}
     minutes = [rank.path.log.since for rank in ranks if rank.path.log.since is not None]
     apart = max(minutes) - min(minutes) if minutes else 0

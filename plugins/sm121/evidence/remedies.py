@@ -1,4 +1,4 @@
-"""Remedies for the logs of other engines than vLLM.
+"""Adapt the remedies for failures to other engines than vLLM.
 
 The remedies in ``fixtures/signatures/failures.toml`` name options of vLLM. `for_engine` replaces
 them by the options of another engine, or by neutral words (``fixtures/other-engines.toml``).
@@ -17,7 +17,7 @@ _SEARCHED = 4 << 20
 
 
 class _Engine(DataTable):
-    """An engine whose log the suite does not read for a kernel path."""
+    """An engine for which the suite does not read a kernel path from the log."""
 
     name: str
     detect: tuple[str, ...] = Field(min_length=1)
@@ -30,7 +30,7 @@ class _Phrase(DataTable):
     vllm: str = Field(min_length=3)
     neutral: str
     own: dict[str, str] = Field(default_factory=dict)
-    """The text for an engine, by its name."""
+    """The text that replaces this part for an engine; the keys are the engines' names."""
 
 
 class _OtherEngines(DataTable):
@@ -48,13 +48,13 @@ def writer(log: Path, engine: str | None) -> str | None:
         engine: The engine that `kernel_path.detect_engine` found, or that the user named.
 
     Returns:
-        The engine; also ``tensorrt-llm`` and ``ollama``. None: it is unknown.
+        The engine, which can also be ``tensorrt-llm`` or ``ollama``; None if it is unknown.
 
     Raises:
         OSError: The log cannot be read.
     """
     if engine not in (None, "llama-cpp"):
-        return engine  # Ollama runs llama.cpp
+        return engine  # a log of llama.cpp may be Ollama's
     with log.open("rb") as file:
         head = file.read(_SEARCHED).decode("utf-8", errors="replace")
     for other in _load().engine:
@@ -64,7 +64,7 @@ def writer(log: Path, engine: str | None) -> str | None:
 
 
 def for_engine(cause: Cause, engine: str | None) -> Cause:
-    """Return a cause whose remedy names the options of an engine, or none.
+    """Return the cause with a remedy that contains options of the engine, or no options.
 
     Args:
         cause: The cause of the server's death.
@@ -73,7 +73,7 @@ def for_engine(cause: Cause, engine: str | None) -> Cause:
     if engine == "vllm" or cause.remedy is None:
         return cause
     remedy = cause.remedy
-    # A longer phrase may contain a shorter one.
+    # Replace longer phrases first, because they may contain shorter ones.
     for phrase in sorted(_load().phrase, key=lambda each: len(each.vllm), reverse=True):
         own = phrase.own.get(engine or "", phrase.neutral)
         remedy = remedy.replace(phrase.vllm, own)

@@ -19,10 +19,12 @@ _LONGEST_LINE = 200
 class Contradiction:
     """A difference between a server's path and the required one.
 
-    Two contradictions are equal if their part and their value are, whatever the evidence is.
+    Two contradictions are equal if they have the same part and the same value, even with different
+    evidence.
     """
 
-    #: A field of the path, a rule of the profile, or a property of a rank or of its transport.
+    #: What differs: a field of the path, a rule of the profile, or a property of a rank or of its
+    #: transport.
     part: str
     #: The observed value.
     value: str
@@ -57,8 +59,8 @@ def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
 
     Args:
         required: The required path.
-        name: The field. For ``requantised``, each layer is a value: the log may show only some of
-            the layers, and a profile of the kernels decides about the others.
+        name: The field. For ``requantised``, each layer is a value, because the log may show only
+            some of the layers, and a profile of the kernels decides about the others.
 
     Returns:
         The values; None if any value is accepted.
@@ -78,7 +80,8 @@ def not_shown(required: PathValues, path: KernelPath) -> list[str]:
         path: The path that the evidence proves.
 
     Returns:
-        The fields. If only some layers of ``requantised`` are proven, the missing layers.
+        The fields. If only some of the required layers of ``requantised`` are proven, the result
+        has the other layers.
     """
     silent: list[str] = []
     for name in COMPARED:
@@ -132,7 +135,7 @@ def _wrong_values(required: KernelPathRequirement, path: KernelPath) -> Iterator
 
 
 def _wrong_others(required: KernelPathRequirement, path: KernelPath) -> Iterator[Contradiction]:
-    """Compare the other values of fields for which equally strong lines prove several values."""
+    """Compare the values in ``also``, which fields with several equally strong lines have."""
     for name, others in path.also.items():
         accepted = accepted_values(required, name) or ()
         for value in others:

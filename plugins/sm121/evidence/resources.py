@@ -10,20 +10,20 @@ from typing import NamedTuple
 import psutil
 from pydantic import BaseModel
 
-#: The number of samples that are kept: two hours at the default interval.
+#: The number of samples that are kept. They cover two hours at the default interval.
 _KEPT_SAMPLES = 3600
 
 
 class Resources(BaseModel):
-    """Peaks over all samples. Null before the first sample."""
+    """The peaks over all samples. They are null before the first sample."""
 
     samples: int = 0
     interval_s: float
     tree_rss_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
-    """The peak of the GPUs' memory. Null: there is no GPU, or the server's share is unknown."""
+    """The peak of the GPU memory; null if there is no GPU, or if the server's share is unknown."""
     memory_peak_bytes: int | None = None
-    """The peak of the host's and the GPUs' memory together. Null: one of them is unknown."""
+    """The peak of the sum of host and GPU memory; null if one of them is unknown."""
     memory_source: str | None = None
     """How the memory was determined, or the reason why it is unknown."""
     mem_available_min_bytes: int | None = None
@@ -33,11 +33,11 @@ class Resources(BaseModel):
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """The memory that a server uses at one point in time, in bytes. None: unknown.
+    """The memory that a server uses at one point in time, in bytes; None if it is unknown.
 
     Attributes:
-        device: The memory of the GPUs. It is also None if the GPU shares the system's memory and
-            the driver does not report the memory of a process.
+        device: The GPU memory. This is also None if the GPU shares the system's memory and the
+            driver does not report the memory of each process.
         total: The memory of the host and the GPUs together.
         source: How these values were determined, or the reason why they are unknown.
     """
@@ -66,7 +66,7 @@ class _TreeUse:
     """The resources of a process tree at one point in time."""
 
     rss_bytes: int
-    #: The CPU time of each process since its start, in seconds, by pid.
+    #: The CPU time of each process since its start, in seconds; the keys are pids.
     cpu_s: dict[int, float]
 
 
@@ -76,10 +76,10 @@ class ResourceSampler(threading.Thread):
     Args:
         processes: Returns the processes.
         held: Returns the memory that a server uses, given the pids and the resident bytes of its
-            processes. None: only resident memory is sampled.
+            processes. If None, only resident memory is sampled.
         interval_s: The time between two samples, in seconds.
         floor_bytes: The memory that must at least be available, in bytes.
-        nodes: Returns the available bytes of each other node, by its name.
+        nodes: Returns the available bytes of each other node; the keys are the nodes' names.
         on_floor: Called at each sample with less available memory than `floor_bytes`, on this
             machine or on another node.
         on_trouble: Called once, at the first sample that could not be taken.

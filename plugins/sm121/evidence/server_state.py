@@ -1,4 +1,4 @@
-"""The values that the lines of one server have proven while its log is read."""
+"""The values that the lines of one server have proven so far while the log is read."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from sm121.evidence.failure import FailureReader
 from sm121.evidence.log_message import LogLine
 from sm121.evidence.signatures import Signature
 
-#: Fields of signatures that may have several values, with the path's list for the values.
+#: Signature fields that may have several values, and the list of the path that gets the values.
 LISTS = {
     "unknown_env": "unknown_env",
     "weights": "weights",
@@ -23,8 +23,9 @@ LIST_LIMIT = 200
 _DRAFTER_LOADS = "drafter_loads"
 #: The fields that are not read from lines after that fact.
 _OF_TARGET_ONLY = frozenset({"attention", "attention_decode", "moe", "native_fp4"})
-#: By how many minutes a line of an older run may be earlier than the run's first line. Smaller
-#: differences may occur within a run, larger ones at the turn of a year.
+#: A line belongs to an older run if its time is earlier than the current run's first line by a
+#: number of minutes in this range. Smaller differences may occur within a run, larger ones at the
+#: turn of a year.
 _ANOTHER_RUN = range(2, 180 * 24 * 60)
 #: The number of days in a year before each month.
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
@@ -40,7 +41,7 @@ class ProvenValue:
         value: The value.
         strength: The strength of its signature.
         line: The line.
-        needs: The facts that the log must also state.
+        needs: The facts that the log must also state, so that the value counts.
         others: Other values that equally strong lines prove, with these lines.
     """
 
@@ -63,9 +64,9 @@ class ServerState:
         opened: Whether the opening line of this run was read.
         began: The number of the physical line with which this run begins.
         since: The time of this run's first line with a time (`LogLine.stamp`).
-        stale: Whether the current line belongs to an older run, because the log was not truncated
-            before this run.
-        ended: The number of the line at which `stale` became true.
+        stale: Whether the current line belongs to an older run. This happens if the log file was
+            not truncated before this run.
+        ended: The number of the line at which `stale` last became true.
     """
 
     failures: FailureReader = field(default_factory=FailureReader)
@@ -118,7 +119,7 @@ class ServerState:
 
     def _add_to_list(self, name: str, value: str, excerpt: str) -> None:
         if name == "silent_fallbacks" and _DRAFTER_LOADS in self.facts:
-            return  # the choice may be the draft model's
+            return  # the engine may have made this choice for the draft model
         values = self.lists[name]
         if len(values) < LIST_LIMIT:
             values.setdefault(" ".join(value.split()), excerpt)
@@ -126,7 +127,7 @@ class ServerState:
     def _add_candidate(self, signature: Signature, value: str | bool, excerpt: str) -> None:
         is_of_target = signature.field in _OF_TARGET_ONLY
         if is_of_target and _DRAFTER_LOADS in self.facts and not signature.drafter:
-            return  # the backend may be the draft model's
+            return  # this may be the backend of the draft model
         candidates = self.candidates.setdefault(signature.field, [])
         for candidate in candidates:
             if candidate.strength == signature.strength and candidate.needs == signature.needs:
@@ -137,7 +138,7 @@ class ServerState:
         candidates.append(ProvenValue(value, signature.strength, excerpt, signature.needs))
 
     def resolve(self) -> dict[str, ProvenValue]:
-        """Return, for each field, the strongest value whose required facts the log states."""
+        """Return the strongest value of each field whose needed facts the log states."""
         resolved: dict[str, ProvenValue] = {}
         for name, candidates in self.candidates.items():
             possible = [item for item in candidates if self.facts.issuperset(item.needs)]
@@ -147,10 +148,10 @@ class ServerState:
 
 
 def minute_of_year(stamp: str) -> int:
-    """Return the minute of the year of a time.
+    """Return the minutes from the beginning of the year to a time.
 
     Args:
-        stamp: The time, such as ``02-24 19:04:56``.
+        stamp: The time, for example ``02-24 19:04:56``.
     """
     month, day, hour, minute, _ = map(int, re.findall(r"\d+", stamp))
     return ((_DAYS_BEFORE[(month - 1) % 12] + day) * 24 + hour) * 60 + minute

@@ -1,4 +1,4 @@
-"""Read the lines in which a server reports on its requests while it serves.
+"""Read the lines in which a server regularly reports its rates and its number of requests.
 
 vLLM prints such lines every ten seconds. If a server has run for days, ``docker logs --tail 200``
 shows no other lines.
@@ -18,14 +18,14 @@ _OF_LLAMA_SERVER = re.compile(r"(?:slot|srv|que|main) +[a-z_]+: ")
 
 
 class ServingState(data_file.Record):
-    """Numbers on requests, as the server reported them. None: no line reported the number."""
+    """Numbers about requests in the server's log; None if no line reported the number."""
 
     generation_tok_s: float | None = None
     """The highest reported rate, in tokens per second over all running requests."""
     running: int | None = None
     """The number of running requests in that report."""
     accepted_length: float | None = None
-    """The last reported number of tokens per step with speculative decoding."""
+    """The last reported number of tokens per step (more than 1 with speculative decoding)."""
 
 
 def read_serving_state(log: Path, engine: str) -> ServingState | None:
@@ -97,7 +97,7 @@ def compiled(log: Path, engine: str) -> list[str]:
 
 
 def has_log_lines(log: Path) -> bool:
-    """Return whether a file looks like a log: it has a line of a logger, or a traceback.
+    """Return whether a file looks like a log, because it has a line of a logger or a traceback.
 
     Args:
         log: The file. Its first 20,000 lines are searched.

@@ -15,7 +15,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.evidence.log_message import LogLine, clean
 
-#: The file in this folder that is not an engine's (`sm121.evidence.failure_tables`).
+#: The file in this folder that does not belong to one engine (`sm121.evidence.failure_tables`).
 _FAILURES = "failures.toml"
 
 SignatureField = Literal[
@@ -30,7 +30,7 @@ SignatureField = Literal[
 ]  # fmt: skip
 """The subject of a signature.
 
-A ``fact`` is a condition of other signatures (`Signature.needs`). ``asked`` is the server's
+A ``fact`` is a condition of other signatures (`Signature.needs`). ``asked`` stands for the server's
 arguments. ``generation_rate`` and ``accepted_length`` describe the requests of the last seconds.
 ``compiled`` is a kernel that was compiled while a request waited. A rank prints its number
 (``rank``), the number of ranks (``world_size``), the library of their process group (``group``) and
@@ -43,16 +43,18 @@ class LinePattern(DataTable):
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     hint: tuple[str, ...] = Field(min_length=1)
-    """Plain texts, of which one must be in the line. They save applying the regex to each line."""
+    """Plain texts, of which at least one must be in the line. This check avoids applying the regex
+    to each line."""
     regex: Regex
     unless: Regex | None = None
     """Lines that also match this pattern prove nothing."""
     file: Regex | None = None
     """A pattern for the name of the source file. Lines that name another file do not match."""
     file_required: bool = False
-    """With `file`: lines that name no file do not match either."""
+    """If true, lines that contain no file name do not match `file` either."""
     source: str = Field(min_length=3)
-    """The engine's source file and version, and whether a log or the source was read."""
+    """The origin of the pattern: the engine's source file and version, and whether a log or the
+    source code was read."""
 
     @model_validator(mode="after")
     def _file_is_named(self) -> "LinePattern":
@@ -87,7 +89,7 @@ class LinePattern(DataTable):
         return self.unless is not None and self.unless.search(line.text) is not None
 
     def _may_come_from(self, file: str | None) -> bool:
-        """Return whether the source file that a line names (None: no file) is accepted."""
+        """Return whether the source file in a line (None if the line has none) is accepted."""
         if self.file is None:
             return True
         if file is None:
@@ -100,30 +102,33 @@ class Signature(LinePattern):
 
     field: SignatureField
     value: str | bool | None = None
-    """The value, if it is the same for all lines. None: it is the group ``value`` of `regex`."""
+    """The value, if it is the same for all lines. If None, the value is the group ``value`` of
+    `regex`."""
     template: str | None = None
     """A template for the value, with several groups of `regex` as ``\\g<name>``."""
     mapping: dict[str, str | bool] = Field(default_factory=dict)
-    """Values by captured text. A text that is not in the mapping is the value itself."""
+    """The value for each captured text. A captured text that is not in the mapping is itself the
+    value."""
     mapping_only: bool = False
-    """With `mapping`: a captured text that is not in it proves nothing."""
+    """If true, a captured text that is not in `mapping` proves nothing."""
     transform: Literal["enum"] | None = None
     """``enum``: upper case, with underscores in place of blanks, like vLLM's enumerations."""
     strength: int = Field(default=5, ge=1, le=9)
-    """Of several values, the strongest one counts. 1 is an inference, 5 a plain statement."""
+    """How strong the proof is. If lines prove several values, the strongest one counts. 1 is an
+    inference, 5 a plain statement."""
     needs: tuple[str, ...] = ()
-    """The ids of facts that the log must also state."""
+    """The ids of facts that the log must also state, so that the line counts."""
     drafter: bool = False
     """Whether the line is about the target model even after the draft model began to load."""
     remedy: str | None = None
     """The options for a start without this fallback, if they are known."""
     opens: bool = False
-    """Whether the line is the first one of each run, so that all lines before it are another
-    run's."""
+    """Whether the line is the first one of each run, so that all lines before it belong to another
+    run."""
     since: str | None = None
     until: str | None = None
-    """The versions between which the wording is known. They are only informative, because the
-    version of a fork may mean anything."""
+    """The versions between which the engine prints this line. They are only informative, because
+    the version number of a fork may mean anything."""
 
     @model_validator(mode="after")
     def _check_value(self) -> "Signature":
@@ -135,7 +140,10 @@ class Signature(LinePattern):
         return self
 
     def _check_source_of_value(self, captures: bool) -> None:
-        """Require exactly one source of the value. `captures`: whether `regex` has the group."""
+        """Require exactly one source of the value.
+
+        `captures` means that `regex` has the group ``value``.
+        """
         if self.field == "progress":
             if not isinstance(self.value, str):
                 raise ValueError("a progress entry needs value, the name of the phase")
@@ -148,7 +156,7 @@ class Signature(LinePattern):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
 
     def _check_type_of_value(self, captures: bool) -> None:
-        """Require true or false for fields that are switches, and text for all other fields."""
+        """Require true or false for boolean fields, and text for all other fields."""
         is_switch = self.field in ("cuda_graphs", "native_fp4", "prefix_caching")
         constants = list(self.mapping.values())
         if self.value is not None:
@@ -213,9 +221,11 @@ class SignatureSet(DataTable):
 
     engine: str
     detect: tuple[str, ...] = ()
-    """Texts that only this engine's log contains. The engine with the most matches is detected."""
+    """Texts that only this engine's log contains. A log belongs to the engine with the most
+    matches."""
     harmless_env: tuple[Regex, ...] = ()
-    """Patterns for unknown variables that images and Kubernetes set, and not the user."""
+    """Patterns for unknown environment variables that are set by images and Kubernetes, not by
+    users."""
     signature: Entries[Signature]
     metric: tuple[MetricSignature, ...] = ()
 
@@ -240,7 +250,7 @@ class SignatureSet(DataTable):
         return tuple(entry for entry in self.signature if entry.field in fields)
 
     def is_harmless_env(self, name: str) -> bool:
-        """Return whether an unknown variable is one that images or Kubernetes set.
+        """Return whether images or Kubernetes set this unknown environment variable.
 
         Args:
             name: The name of the variable.
@@ -275,7 +285,7 @@ def load_signatures(engine: str) -> SignatureSet:
 
 
 def startup_progress(line: str, engine: str = "vllm") -> str | None:
-    """Return the phase of a start that a line announces.
+    """Return the phase of the start that a log line reports.
 
     Args:
         line: A line of the log.

@@ -16,9 +16,9 @@ from sm121.evidence.log_message import LoggingWorker, LogLine, cut, is_traceback
 
 _TRACEBACK = "engine_traceback"
 _UNKNOWN = "unknown"
-#: The kinds of kernel messages that may concern another process, or the machine alone.
+#: The kinds of kernel messages that may be about another process, or only about the machine.
 _OF_MACHINE = (_UNKNOWN, "host", "oom")
-#: The lines between two stacks of one traceback.
+#: The lines between two stack traces of chained exceptions.
 _CHAINED = ("During handling of the above", "The above exception was")
 
 #: A process, identified by its name and its worker, if any.
@@ -63,7 +63,7 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
         messages: The messages.
 
     Returns:
-        Each error once. The line of an unknown error is the message itself.
+        The errors, without repetitions. For an unknown error, `line` is the message itself.
     """
     errors: list[SilentError] = []
     for message in messages:
@@ -96,11 +96,11 @@ class ErrorReader:
         self._never_green = [entry for entry in failures.failure if entry.never_green]
         self._accepted = [row for row in failures.accepted if row.engine in (engine, "any")]
         self._position = start
-        #: The tracebacks that processes are printing, by process.
+        #: For each process that is printing a traceback, this traceback.
         self._stacks: dict[_Process, _Stack] = {}
-        #: The processes whose last message is accepted together with a traceback after it. The
-        #: value is None until that traceback has ended. Then it is the traceback's record, because
-        #: more lines of the exception's message may follow.
+        #: The processes whose last message is accepted together with a traceback that follows it.
+        #: The value is None until that traceback has ended. After that, it is the traceback's
+        #: logging record, because more lines of the exception's message may follow.
         self._excused: dict[_Process, _Record | None] = {}
 
     def read(self, log: Path) -> list[SilentError]:
@@ -133,7 +133,7 @@ class ErrorReader:
             file.seek(self._position)
             for raw in file:
                 if not raw.endswith(b"\n"):
-                    return  # the server is still writing it
+                    return  # the server is still writing this line
                 self._position += len(raw)
                 yield from raw[:LINE_LIMIT].decode("utf-8", errors="replace").split("\r")
 
@@ -146,7 +146,7 @@ class ErrorReader:
             stack = _Stack(line.level, of_engine)
             self._stacks[process] = stack
         if opens or _is_within_stack(line, stack):
-            # A frame quotes source code, which may contain any message.
+            # A stack frame quotes source code, which may contain any message.
             if stack is not None and any_of(self._markers.engine_frame).search(line.text):
                 stack.of_engine = True
             return None
@@ -180,7 +180,7 @@ class ErrorReader:
     def _is_excused(self, line: LogLine, process: _Process, *, ends: bool) -> bool:
         """Return whether a line belongs to a traceback that is accepted with the message before it.
 
-        `ends`: whether the line ends a traceback.
+        `ends` means that the line ends a traceback.
         """
         if process not in self._excused:
             return False
@@ -197,7 +197,7 @@ class ErrorReader:
 
 
 def _is_within_stack(line: LogLine, stack: _Stack | None) -> bool:
-    """Return whether a line is a stack frame, or only has the marks below a frame."""
+    """Return whether a line is a stack frame, or the line of marks (``^^^``) below a frame."""
     if not line.text.strip("^~ "):
         return True
     if not line.is_indented:

@@ -1,9 +1,9 @@
-"""Take Python stacks of the processes of an engine that hangs.
+"""Read Python stack traces of the processes of an engine that hangs.
 
-py-spy reads the stacks from outside, even if a signal has stopped the process. If py-spy is not
-installed or lacks permission, a process can write its own stacks when it receives a signal: the
-suite starts engines with a signal handler (`in_engine/sitecustomize.py`), which works even while
-Python is stuck in a kernel.
+py-spy reads the stack traces from outside, even if a signal has stopped the process. If py-spy is
+not installed or lacks permission, a process can write its own stack traces when it receives a
+signal. For this, the suite starts engines with a signal handler (`in_engine/sitecustomize.py`),
+which works even while Python waits for a GPU kernel.
 """
 
 import os
@@ -24,19 +24,19 @@ _HANDLER = Path(__file__).parent / "in_engine"
 _SIGNAL = int(signal.SIGRTMIN) + 12
 #: The time limit of py-spy for one process, in seconds.
 _PY_SPY_TIMEOUT_S = 30
-#: The time limit for processes to write their stacks, in seconds.
+#: The time limit for processes to write their stack traces, in seconds.
 _WRITTEN_WITHIN_S = 3.0
 #: The time between two checks of the files. A file that did not grow in between is complete.
 _LOOK_EVERY_S = 0.2
 
 
 class NoStacks(Exception):
-    """No stack could be taken. The message has the reasons."""
+    """No stack trace could be read. The message contains the reasons."""
 
 
 @dataclass
 class _Process:
-    """A running process, with its stacks or the reasons why there are none."""
+    """A running process, with its stack traces or the reasons why there are none."""
 
     pid: int
     name: str
@@ -47,19 +47,20 @@ class _Process:
 
     @property
     def title(self) -> str:
-        """Its name and pid."""
+        """The name and the pid of the process."""
         return f"{self.name} ({self.pid})"
 
 
 def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """Return the environment variables that install the handlers in an engine's processes.
 
-    PYTHONFAULTHANDLER makes Python write the stacks to the log if SIGSEGV, SIGBUS, SIGABRT, SIGILL
-    or SIGFPE ends the process: vLLM logs no status of its engine core.
+    PYTHONFAULTHANDLER makes Python write the stack traces to the log if SIGSEGV, SIGBUS, SIGABRT,
+    SIGILL or SIGFPE ends the process. This is needed because vLLM does not log the exit status of
+    its engine core.
 
     Args:
         environment: The environment of the engine.
-        scratch: The engine's temporary folder, in which a folder for the stacks is created.
+        scratch: The engine's temporary folder, in which a folder for the stack traces is created.
     """
     folder = folder_in(scratch)
     folder.mkdir(exist_ok=True)
@@ -75,22 +76,23 @@ def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
 
 
 def folder_in(scratch: Path) -> Path:
-    """Return the folder for stacks in an engine's temporary folder."""
+    """Return the folder for stack traces in an engine's temporary folder."""
     return scratch / "stacks"
 
 
 def take_stacks(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
-    """Take the stacks of the running processes of an engine.
+    """Read the stack traces of the running processes of an engine.
 
     Args:
         tree: The processes, from `process_snapshot.snapshot`.
-        folder: The folder to which the processes write their stacks; None: they have no handler.
+        folder: The folder to which the processes write their stack traces; None if they have no
+            handler.
 
     Returns:
-        A section for each process, with its stacks or the reasons why there are none.
+        A section for each process, with its stack traces or the reasons why there are none.
 
     Raises:
-        NoStacks: The stacks of no process could be taken.
+        NoStacks: No stack trace of any process could be read.
     """
     processes = []
     for entry in tree:
@@ -115,7 +117,7 @@ def take_stacks(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
 
 
 def take_or_why(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
-    """Return the stacks of the running processes of an engine, or the reasons why there are none.
+    """Return an engine's stack traces, or the reasons why there are none.
 
     Args:
         tree: As in `take_stacks`.
@@ -134,7 +136,7 @@ def _py_spy() -> str | None:
 
 
 def _read_from_outside(tool: str, process: _Process) -> None:
-    """Read the stacks of a process with py-spy."""
+    """Read the stack traces of a process with py-spy."""
     command = [tool, "dump", "--nonblocking", "--pid", str(process.pid)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_TIMEOUT_S)
@@ -166,7 +168,7 @@ def _let_write(processes: Sequence[_Process], folder: Path | None) -> None:
             os.kill(each.process.pid, _SIGNAL)
         except OSError as error:
             each.process.reasons.append(f"the signal could not be sent ({error.strerror})")
-    # A list, not a generator, so that all files are checked each time.
+    # Use a list, not a generator, so that all files are checked each time.
     until(
         lambda: all([each.is_complete() for each in written]),  # noqa: C419
         _WRITTEN_WITHIN_S,
@@ -182,7 +184,7 @@ def _let_write(processes: Sequence[_Process], folder: Path | None) -> None:
 
 @dataclass
 class _Written:
-    """The file to which a process writes its stacks on the signal."""
+    """The file to which a process writes its stack traces when it receives the signal."""
 
     process: _Process
     file: Path
@@ -192,9 +194,9 @@ class _Written:
     size: int = 0
 
     def is_complete(self) -> bool:
-        """Return whether the process has written, but not since the last check.
+        """Return whether the process has written, and has not written more since the last check.
 
-        The file of a process that has ended is gone with the server's temporary folder.
+        If the process has ended, its file was removed with the server's temporary folder.
         """
         if not self.file.is_file():
             return True
@@ -213,7 +215,7 @@ class _Written:
 
 
 def _size_of(file: Path) -> int:
-    """Return the size of a file in bytes; 0 if it is gone."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -221,7 +223,10 @@ def _size_of(file: Path) -> int:
 
 
 def _has_handler(pid: int) -> bool:
-    """Return whether a process has a handler for the signal, which would otherwise kill it."""
+    """Return whether a process has a handler for the signal.
+
+    Without one, the signal would kill it.
+    """
     try:
         status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
     except OSError:

@@ -19,7 +19,7 @@ from sm121.evidence import (
     stacks,
 )
 
-#: The age of the oldest kernel messages that are read, in seconds.
+#: Kernel messages are read if they are not older than this, in seconds.
 _LOOK_BACK_S = 600.0
 #: The maximum number of kernel messages in the cause.
 _QUOTED = 3
@@ -32,7 +32,7 @@ def write_crash_bundle(
 
     Args:
         status: The server's status file, which is in the report directory.
-        names: The names of the server's processes, by pid.
+        names: The names of the server's processes; the keys are pids.
         main_pid: The pid of the server's first process.
         suite: The pid of the suite; None if it is unknown.
 
@@ -51,7 +51,7 @@ def write_crash_bundle(
     evidence = crash_bundle.Evidence(
         cause=cause,
         what="the suite died",
-        # The supervisor's standard output is the server's log.
+        # The standard output of this process, the supervisor, is the server's log.
         log=Path("/proc/self/fd/1").resolve(),
         processes=crash_bundle.EngineProcesses(
             tree=process_snapshot.snapshot(processes),

@@ -1,7 +1,7 @@
 """Find the transport that the ranks of a server use between each other.
 
-It is proven by NCCL's channels, by the network that NCCL chose, by a line of gloo, or by the
-counters of RDMA ports. A device that NCCL only found is no proof.
+The proof is NCCL's channels, the network that NCCL chose, a line of gloo, or the counters of RDMA
+ports. That NCCL found a device is no proof.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ class Transport(data_file.Record):
     """The transport of one rank."""
 
     kinds: list[str]
-    """``RoCE``, ``IB``, ``Socket``, ``P2P``, ``SHM``, ``gloo``; a plugin's own name."""
+    """The kinds of channels: ``RoCE``, ``IB``, ``Socket``, ``P2P``, ``SHM``, ``gloo``, or the name
+    that an NCCL plugin uses."""
     devices: int | None = None
     """The number of RDMA devices with a channel; None if it is unknown."""
     evidence: str
@@ -46,7 +47,7 @@ class Transport(data_file.Record):
 
 @dataclass(frozen=True)
 class _Channel:
-    """A channel to another rank, such as ``NET/IB/0``, ``NET/Socket/0`` or ``SHM``."""
+    """A channel to another rank, for example ``NET/IB/0``, ``NET/Socket/0`` or ``SHM``."""
 
     text: str
     kind: str
@@ -61,8 +62,8 @@ def of_path(path: KernelPath) -> Transport | None:
         path: The path of the rank.
 
     Returns:
-        The transport of its channels, or else that of the chosen network, or else gloo; None if the
-        log shows none of these.
+        The transport of the rank's channels. If the log shows none, the transport of the chosen
+        network, or else gloo. None if the log shows none of these.
     """
     links = path.log.links
     listed = links.rdma_devices or ""
@@ -71,7 +72,7 @@ def of_path(path: KernelPath) -> Transport | None:
     sizes = {number: _count_merged(text) for number, text in _DEVICE.findall(listed)}
     if links.channels:
         channels = [_parse_channel(text, rdma) for text in links.channels]
-        # Prefer the line of a channel that may be wrong as the evidence.
+        # As the evidence, prefer the line of a channel that does not use RDMA.
         suspect = [channel for channel in channels if channel.kind != rdma]
         proof = (suspect or channels)[0]
         numbers = {channel.number for channel in channels if channel.kind == rdma}
@@ -98,7 +99,7 @@ def _count_merged(text: str) -> int:
 
 
 def _parse_channel(text: str, rdma: str) -> _Channel:
-    """Parse a channel. `rdma`: the kind of the RDMA devices, ``RoCE`` or ``IB``."""
+    """Parse a channel. `rdma` is the kind of the RDMA devices, ``RoCE`` or ``IB``."""
     medium, _, rest = text.partition("/")
     if medium != "NET":
         return _Channel(text, kind=medium, number="")
@@ -115,8 +116,8 @@ def _count_devices(
 ) -> int | None:
     """Count the RDMA devices that are used by channels, given the channels' device numbers.
 
-    `rerouted`: ``2>0`` if NCCL uses device 0 instead of 2. `sizes`: the number of devices that were
-    merged into each entry of NCCL's list.
+    `rerouted` contains, for example, ``2>0`` if NCCL uses device 0 instead of 2. `sizes` has the
+    number of devices that were merged into each entry of NCCL's list.
     """
     instead = dict(pair.split(">") for pair in rerouted)
     total = 0
@@ -134,13 +135,13 @@ def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | No
     """Return the transport that the counters of RDMA ports prove.
 
     Args:
-        counted: The bytes that the devices of one node carried during a prompt, by device. None:
-            the device does not count them.
-        least: The bytes that the node's ranks must at least have exchanged for the prompt.
+        counted: The bytes that each device of one node carried during a prompt; None for a device
+            that does not count them.
+        least: The minimum number of bytes that the node's ranks must have exchanged for the prompt.
 
     Returns:
-        ``RoCE`` if the devices carried these bytes, else ``Socket``. None: they did not carry them,
-        but one of the devices has no counter.
+        ``RoCE`` if the devices carried at least these bytes, else ``Socket``. None if they carried
+        fewer, but one of the devices has no counter.
     """
     bytes_of = {device: count for device, count in sorted(counted.items()) if count is not None}
     total = sum(bytes_of.values())
@@ -162,8 +163,8 @@ def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int 
         root: The folder of the devices.
 
     Returns:
-        The bytes by counter. None: the driver does not support the counter (``N/A``), the port is
-        down, or the 32-bit counter has reached its maximum.
+        The bytes of each counter. The value is None if the driver does not support the counter
+        (``N/A``), if the port is down, or if the 32-bit counter has reached its maximum.
     """
     counters: dict[Path, int | None] = {}
     for file in root.glob(f"*/{_COUNTER}"):
@@ -186,8 +187,8 @@ def difference(
         after: The second reading.
 
     Returns:
-        The bytes by device. None: one of the device's counters could not be read, has reached its
-        maximum, or was reset.
+        The bytes of each device. The value is None if one of the device's counters could not be
+        read, has reached its maximum, or was reset.
     """
     counted: dict[str, int | None] = {}
     for counter, start in before.items():
@@ -202,7 +203,9 @@ def difference(
 
 
 def least_bytes(tokens: int, hidden: int, collectives: int) -> int:
-    """Return a lower bound of the bytes that each of two ranks sends for a prompt: half of them.
+    """Return a lower bound for the bytes that each of two ranks sends for a prompt.
+
+    The bound is half of the bytes that the ranks are expected to send.
 
     Args:
         tokens: The number of tokens of the prompt.
@@ -221,7 +224,7 @@ def contradictions(
 
     Args:
         ranks: The ranks.
-        carried: The transport of each rank, by its index in `ranks`.
+        carried: The transport of each rank; the keys are indices of `ranks`.
         accepted: The accepted kinds of transport.
     """
     found: list[Contradiction] = []
@@ -240,7 +243,7 @@ def remarks(ranks: Sequence[RankPath], carried: Mapping[int, Transport], devices
 
     Args:
         ranks: The ranks.
-        carried: The transport of each rank, by its index in `ranks`.
+        carried: The transport of each rank; the keys are indices of `ranks`.
         devices: The number of devices of a node.
 
     Returns:

@@ -1,6 +1,6 @@
 """Find connections whose data is not acknowledged, because a port is blocked or a link is down.
 
-The connections are found by the kernel's counters of retransmissions; nothing is sent.
+The connections are found with the kernel's counters of retransmissions. The suite sends nothing.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ import psutil
 _NET = Path("/proc/self/net")
 #: The code of the retransmission timer (``tcp_diag``: 1).
 _SENDS_AGAIN = "01"
-#: The number of consecutive retransmissions from which on a connection is reported. They take more
-#: than a second. A single lost packet needs one or two.
+#: A connection is reported after this many consecutive retransmissions, which take more than a
+#: second. A single lost packet causes only one or two.
 _TIMES = 3
 
 
@@ -52,7 +52,7 @@ def unanswered(
     """Find connections to other nodes whose data is not acknowledged.
 
     Args:
-        processes: Returns the processes of the server. It is only called if a process on this
+        processes: Returns the processes of the server. It is called only if some process on this
             machine has such a connection.
         peers: The addresses of the other nodes.
 
@@ -78,7 +78,7 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def _repeating(tables: Path) -> Iterator[Connection]:
-    """Yield the connections that wait for the acknowledgement of a retransmission."""
+    """Yield the connections that have retransmitted data and wait for an acknowledgement."""
     for table in (tables / "tcp", tables / "tcp6"):
         if not table.exists():
             continue

@@ -1,4 +1,4 @@
-"""Find the environment variables that the installed engine reads, from the engine's own lists."""
+"""Find the environment variables that the installed engine reads, in the engine's own files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _OF_THE_INTERPRETER = (
 
 
 class Registry(data_file.DataTable):
-    """The place in which a package lists its variables with one prefix."""
+    """Where to find a package's environment variables that have one prefix."""
 
     prefix: str = Field(pattern=r"^[A-Z][A-Z0-9]*_$")
     package: str
@@ -30,7 +30,8 @@ class Registry(data_file.DataTable):
     """The package's file with the dictionary `name` of all variables."""
     name: str | None = None
     suffixes: tuple[str, ...] = ()
-    """Without a dictionary: the suffixes of the source files to search for names of variables."""
+    """If there is no dictionary, the source files with these suffixes are searched for names of
+    variables."""
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
@@ -45,11 +46,11 @@ class Registry(data_file.DataTable):
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The variables with one prefix that the engine reads.
+    """What is known about the environment variables with one prefix that the engine reads.
 
     Attributes:
         installed: Whether the package is installed.
-        known: The names of the variables. None: they could not be read.
+        known: The names of the variables; None if they could not be read.
         problem: The reason why they could not be read.
     """
 
@@ -67,11 +68,11 @@ def ask(
 
     Args:
         python: The interpreter.
-        environment: Its environment.
-        registries: The places in which packages list their variables.
+        environment: The interpreter's environment.
+        registries: Where to find the packages' variables.
 
     Returns:
-        The variables by prefix. If the interpreter fails, `Knowledge.problem` has the reason.
+        The knowledge for each prefix. If the interpreter fails, `Knowledge.problem` has the reason.
     """
     relevant: list[tuple[str, str]] = []
     for name in _OF_THE_INTERPRETER:

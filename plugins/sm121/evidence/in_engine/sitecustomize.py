@@ -1,8 +1,8 @@
-"""Make a process of an engine write the Python stacks of its threads when it receives a signal.
+"""Make a process of an engine write the stack traces of its threads when it receives a signal.
 
 The folder of this file is the first one on the PYTHONPATH of servers that the suite starts. Python
-imports the file before the program. Nothing else changes: the folder is removed from sys.path, and
-the sitecustomize that this one hides is imported.
+imports the file before it runs the program. The file has no other effect: it removes its folder
+from sys.path, and imports the sitecustomize module that it hides.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def _register() -> None:
-    """Register the handler, which writes to this process's own file, even if Python is stuck."""
+    """Register the handler, which writes to this process's own file even while Python hangs."""
     try:
         number = int(os.environ["SM121_STACKS_SIGNAL"])
         file = Path(os.environ["SM121_STACKS"], str(os.getpid()))
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         faulthandler.register(number, file=descriptor)
-    except (KeyError, ValueError, OSError):  # another machine, or the folder was removed
+    except (KeyError, ValueError, OSError):  # on another machine, or the folder was removed
         _forget()
 
 
@@ -31,7 +31,7 @@ def _forget() -> None:
 
 
 def _import_the_next() -> None:
-    """Import the sitecustomize that this one hides, if there is one."""
+    """Import the sitecustomize module that this file hides, if there is one."""
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != here]
     this = sys.modules.pop(__name__)
