@@ -41,6 +41,10 @@ def test_with_another_prompt_no_gate_of_a_rate_is_asked():
             {"requests": "20"},
             ["--requests, --crowd: the load was 20 requests, 8 at the same time"],
         ),
+        (
+            {"requests": "4"},
+            ["--requests, --crowd: the load was 4 requests, 4 at the same time"],
+        ),
     ],
 )
 def test_the_last_line_has_what_an_option_changes(values, lines):

@@ -60,6 +60,9 @@ class GivenSizes:
             raise OptionError(
                 "--crowd", f"{self.crowd}: expected at most the {requests:g} requests of the load"
             )
+        if self.requests is not None and stress.load_concurrency.value > requests:
+            loads["load_concurrency"] = Sourced(value=requests, source="--requests")
+            stress = chosen.stress.model_copy(update=loads)
         if loads:
             update["stress"] = stress
         return chosen.model_copy(update=update) if update else chosen
