@@ -413,7 +413,8 @@ def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys
     arguments = ["testlog", str(runs["fail"]), *feature]
     assert main([*arguments, "--baseline", str(runs["pass"])]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("# Test Log: MXFP4 lm\\_head\n\nDate: 2026-01-12\nBranch: feature/x\n")
+    assert text.startswith("# Test Log: MXFP4 lm\\_head\n\nDate: 2026-01-12\n")
+    assert "\nRun: MXFP4\\_lm\\_head\\_20260112091403\nBranch: feature/x\n" in text
     for part in (
         "## Level 1: Smoke Test",
         "## Level 1.5: Kernel Path Validation",
@@ -443,3 +444,22 @@ def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys
     for name in ("FEATURE_MATRIX.md", "BENCHMARK_RESULTS.md"):
         (tmp_path / name).write_text("something else\n")
         assert main([*arguments, "--output", str(tmp_path)]) == 4, "a file of somebody else stays"
+
+
+def test_the_test_log_of_another_run_of_the_day_stays(tmp_path):
+    run = report_runs.write("pass", tmp_path / "run")
+    arguments = ["testlog", str(run), "--feature", "x", "--output", str(tmp_path)]
+    verdict = json.loads((run / "verdict.json").read_text())
+    for hour in ("09", "11", "12", "11"):
+        verdict["started"] = f"2026-01-12T{hour}:00:00+00:00"
+        (run / "verdict.json").write_text(json.dumps(verdict))
+        assert main(arguments) == 0
+    logs = {file.name: file.read_text() for file in (tmp_path / "TEST_LOGS").iterdir()}
+    expected = {
+        "FEATURE_x_2026-01-12.md": "Run: x\\_20260112090000",
+        "FEATURE_x_2026-01-12_2.md": "Run: x\\_20260112110000",
+        "FEATURE_x_2026-01-12_3.md": "Run: x\\_20260112120000",
+    }
+    assert logs.keys() == expected.keys(), "the log of the same run is replaced"
+    for name, line in expected.items():
+        assert line in logs[name]

@@ -50,6 +50,7 @@ def log(
         feature=feature,
         branch=branch or _branch(run),
         date=run.started[:10],
+        run_id=_run_id(run, feature),
         run=run,
         report=report,
         seconds=lambda name: _duration(run, name),
@@ -92,7 +93,8 @@ def entry(report: StoredReport, *, feature: str, evidence: LinkedFiles | None = 
 def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> list[Path]:
     """Write the test log to ``TEST_LOGS/``, and add the run to both tables of the plan.
 
-    The tables are BENCHMARK_RESULTS.md and FEATURE_MATRIX.md. A run is added only once.
+    The tables are BENCHMARK_RESULTS.md and FEATURE_MATRIX.md. A run is added only once. The log of
+    another run of the same day is kept: the file then has a number behind the date.
 
     Args:
         report: The run.
@@ -107,20 +109,30 @@ def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> lis
         UsageError: BENCHMARK_RESULTS.md exists, but does not contain the table.
     """
     name = re.sub(r"\W+", "-", feature).strip("-") or "run"
+    run_id = _run_id(report.run, feature)
     logs = folder / "TEST_LOGS"
     logs.mkdir(parents=True, exist_ok=True)
-    file = logs / f"FEATURE_{name}_{report.run.started[:10]}.md"
+    file = _free_file(logs, f"FEATURE_{name}_{report.run.started[:10]}", run_id)
     file.write_text(text, "utf-8")
     results = folder / RESULTS
     rows = results.read_text("utf-8") if results.is_file() else _HEAD
     if _MARK not in rows:
         raise UsageError(f"{results}: expected the table of `sm121 testlog`")
-    run_id = _run_id(report.run, feature)
     evidence = feature_table.keep_evidence(report, folder, run_id)
     row = entry(report, feature=feature, evidence=evidence)
     if row not in rows:
         results.write_text(rows.replace(_MARK, f"{_MARK}\n{row}", 1), "utf-8")
     return [file, results, feature_table.add(report, folder, run_id, evidence)]
+
+
+def _free_file(logs: Path, stem: str, run_id: str) -> Path:
+    """Return the first file of this name that does not exist, or that is the log of the run."""
+    file = logs / f"{stem}.md"
+    number = 2
+    while file.is_file() and f"Run: {plain(run_id)}\n" not in file.read_text("utf-8"):
+        file = logs / f"{stem}_{number}.md"
+        number += 1
+    return file
 
 
 def _run_id(run: VerdictFile, feature: str) -> str:
