@@ -66,7 +66,7 @@ def test_seed_is_used(sdk):
 
 @contract
 def test_what_is_not_sent_is_as_promised(api, server, attempts):
-    """If a request sets no sampling parameters, the checkpoint's or neutral defaults apply."""
+    """Without sampling parameters, the engine samples with the defaults that it documents."""
     sampling.defaults_hold(api, sampling.documented_defaults(api, server), attempts)
 
 
@@ -78,7 +78,7 @@ def test_samples_follow_the_temperature(sampler):
 @contract
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_keep_the_cut(sampler, cut):
-    """With top_p, top_k or min_p, only the remaining tokens appear, as often as predicted."""
+    """With top_p, top_k or min_p, only allowed tokens appear, each as often as predicted."""
     sampler.keeps_the_cut(cut)
 
 
@@ -92,7 +92,7 @@ def test_samples_are_penalised(sampler, penalty):
 @contract
 @pytest.mark.parametrize("parameter", ["bad_words", "allowed_token_ids"])
 def test_samples_are_allowed_tokens(sampler, parameter):
-    """No banned token appears, and the allowed tokens appear as often as predicted."""
+    """No banned token appears, and each allowed token appears as often as predicted."""
     sampler.restricts(parameter)
 
 
@@ -113,7 +113,7 @@ def test_samples_of_chats_keep_the_cut(sampler, cut):
 
 @pytest.mark.ability("oracle")
 def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, remark):
-    """Log-probabilities of prompt tokens agree with the oracle, also across the window."""
+    """Log-probabilities of prompt tokens agree with the oracle, also past the sliding window."""
     remark(f"oracle: {log_probabilities.prompts_agree(asker, reference)}")
 
 
@@ -153,7 +153,7 @@ def test_generation_past_the_original_context_agrees_with_the_oracle(asker, refe
 
 
 def test_alone_equals_in_a_batch(continuations):
-    """A prompt has the same answer alone and in a batch of prompts of other lengths."""
+    """A prompt has the same answer alone and in a batch with prompts of other lengths."""
     continuations.equal_in_a_batch()
 
 
@@ -201,7 +201,7 @@ def test_before_equals_after_an_aborted_request(continuations):
 
 
 def test_speculation_keeps_the_targets_tokens(speculation, remark):
-    """Each greedy token is the target model's likeliest, by a prefill without drafts."""
+    """Each greedy token is the likeliest one in a prefill of the same text without drafts."""
     remark(f"speculation: {speculation.tokens_are_the_targets()}")
 
 
@@ -241,7 +241,7 @@ def test_drafts_are_accepted(speculation):
 
 
 def test_texts_go_on_sensibly(continuations):
-    """Texts with one obvious continuation are continued without loops, `!!!!` or noise."""
+    """Texts with an obvious continuation are continued without loops, `!!!!` or noise."""
     continuations.go_on_sensibly()
 
 
@@ -256,7 +256,7 @@ def test_answers_are_as_long_as_they_should_be(sdk, profile, remark):
 
 @pytest.mark.asked_for("--record-golden")
 def test_golden_file_is_recorded(recorder, conformance, remark):
-    """Two recordings of the same server have the same tokens. The first one is kept."""
+    """Two recordings of one server have the same tokens. The file contains the first one."""
     first = recorder()
     path = conformance.settings.answers.record_golden
     golden.save_repeated(first, recorder(), path)
@@ -309,7 +309,7 @@ def test_tools_are_called_as_published(api, profile, conformance, remark):
 
 @contract
 def test_usage_equals_the_ids(api, profile):
-    """Usage equals the number of token ids, at every kind of end and over several choices."""
+    """Token counts in usage equal the ids, for each finish_reason and for several choices."""
     endings.usage_equals_the_ids(api, profile.correctness)
 
 
@@ -335,14 +335,14 @@ def test_nothing_is_cut_off(api, profile):
 
 @contract
 def test_a_chat_obeys_temperature_and_seed(sdk, profile, attempts):
-    """Hot chats differ if their seeds differ, and are equal if their seeds are equal."""
+    """At a high temperature, chats are equal with the same seed, and differ with other seeds."""
     sampling.chat_obeys_temperature_and_seed(sdk, profile.correctness, attempts)
 
 
 @contract
 @pytest.mark.parametrize("form", ["streamed completion", "streamed chat", "response"])
 def test_each_form_obeys_temperature_and_top_p(api, form):
-    """Answers differ at temperature 1, but not at 0 or if top_p leaves one token."""
+    """Answers differ at temperature 1, but not at 0, and not if top_p allows only one token."""
     sampling.form_obeys_temperature_and_top_p(api, form)
 
 
@@ -374,7 +374,7 @@ def test_ignore_eos_goes_on(api, profile):
 
 @contract
 def test_a_stop_string_ends_the_text(api):
-    """The text ends before the stop string, also if it begins inside a token."""
+    """The text ends before the stop string, also if the stop string begins inside a token."""
     endings.stop_string_ends_the_text(api)
 
 
@@ -397,7 +397,7 @@ def test_logit_bias_is_obeyed(api):
 
 @contract
 def test_log_probabilities_name_the_chosen_token(api):
-    """Each token has one entry, and the greedy choice is the likeliest token in it."""
+    """Each generated token has one entry, in which the greedy choice is the likeliest token."""
     logprobs.name_the_chosen_token(api)
 
 
@@ -409,7 +409,7 @@ def test_greedy_takes_the_likeliest_token(api, in_chats):
 
 @contract
 def test_log_probabilities_of_a_chat_are_whole(api, profile):
-    """Each token of a chat has an entry with its bytes, and is among the likely tokens."""
+    """Each token of a chat has an entry with its bytes, and is one of the entry's top tokens."""
     logprobs.of_a_chat_are_whole(api, profile.correctness)
 
 
@@ -440,7 +440,7 @@ def test_answers_belong_to_their_prompts(api, profile):
 
 
 def test_chats_end_in_a_final_message(api, profile):
-    """Each try of a chat ends by itself, with reasoning and final message (pass^k)."""
+    """Each of k answers to a chat ends by itself, with reasoning and a final message (pass^k)."""
     endings.chats_end_in_a_final_message(api, profile.correctness)
 
 
@@ -453,7 +453,7 @@ def test_tokens_of_a_chat_are_harmony(api, profile, effort):
 
 @pytest.mark.ability("harmony")
 def test_first_token_is_the_channel_token(api, profile):
-    """A chat's first token is the channel token, by its log-probabilities without ids."""
+    """A chat's first token is the channel token, according to its log-probabilities."""
     endings.begins_with_the_channel_token(api, profile.correctness)
 
 
@@ -463,7 +463,7 @@ def test_first_token_is_the_channel_token(api, profile):
 @pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", chats.load_chats(), ids=str)
 def test_a_chat_becomes_its_harmony(api, server_environment, chat):
-    """The harmony prompt contains each part of a chat, without earlier reasoning."""
+    """The harmony prompt contains each part of the chat, without reasoning of earlier turns."""
     chat_prompts.prompt_is_harmony(api, chat, server_environment)
 
 
@@ -491,7 +491,7 @@ def test_a_response_goes_on_from_another(api, server, profile, remark):
 @contract
 @pytest.mark.ability("tools")
 def test_tool_calls_are_right_every_time(api, profile):
-    """Each try calls the right tool once, with the right arguments and without content (pass^k)."""
+    """Each of k answers is only one call of the right tool, with the right arguments (pass^k)."""
     tools.called_every_time(api, profile.correctness)
 
 
@@ -560,7 +560,7 @@ def test_a_response_has_reasoning_and_message(api, profile):
 
 @contract
 def test_a_response_that_was_cut_off_says_so(api, profile):
-    """A response at its limit is `incomplete`, with the reason, and usage is the limit."""
+    """A response at its token limit is `incomplete` with the reason; usage equals the limit."""
     responses.is_incomplete_at_the_limit(api, profile.correctness)
 
 
@@ -582,7 +582,7 @@ def test_events_of_a_response_add_up(api, judge, profile, attempts):
 
 @contract
 def test_json_schema_is_kept(api, profile):
-    """Each sampled chat has a final message that is JSON valid by the schema."""
+    """Each sampled chat has a final message that is valid JSON according to the schema."""
     structured_output.keeps_json_schema(api, profile.correctness)
 
 
@@ -610,13 +610,13 @@ def test_choice_is_kept_in_a_chat(api, judge, profile):
 
 @pytest.mark.ability("exam")
 def test_facts_are_known(candidate):
-    """The model answers enough of the exam's questions about facts, asked as chats."""
+    """Enough of the exam's questions about facts are answered correctly, each in its own chat."""
     candidate.passes("facts")
 
 
 @pytest.mark.ability("exam")
 def test_dialogues_are_followed(candidate):
-    """Answers in a dialogue use what earlier turns said, corrected, instructed or counted."""
+    """In a dialogue, answers obey earlier statements, corrections, instructions and counts."""
     candidate.passes("dialogues")
 
 
@@ -652,14 +652,14 @@ def test_long_documents_are_read(candidate, length):
 
 @contract
 def test_models_are_as_published(api):
-    """The list of models is valid by its schema and contains the served model."""
+    """The list of models is valid according to its schema and contains the served model."""
     listed = [entry["id"] for entry in api.models()["data"]]
     require(api.model in listed, api.model, listed)
 
 
 @contract
 def test_answers_are_as_published(api, profile):
-    """A completion and a chat are valid by their schemas, with and without log-probabilities."""
+    """A completion and a chat follow their schemas, with and without log-probabilities."""
     question = profile.correctness.chats[0].question
     for options in ({"max_tokens": 3}, {"max_tokens": 3, "logprobs": 2}):
         if "logprobs" not in options or api.capabilities.can("logprobs"):
@@ -678,7 +678,7 @@ def test_the_sdk_reads_what_the_server_says(sdk, profile):
 @contract
 @pytest.mark.parametrize("logprobs", [None, 2], ids=["plain", "with log-probabilities"])
 def test_streams_are_as_published(api, logprobs):
-    """Chunks are valid by their schema; the last one has the usage, then [DONE] follows."""
+    """Chunks follow their schema; the last one contains the usage, and [DONE] comes after it."""
     streaming.is_as_published(api, logprobs)
 
 
@@ -699,7 +699,7 @@ def test_a_stream_without_usage_has_none(api):
 @contract
 @pytest.mark.api_cases
 def test_request(judge, case):
-    """The server answers a request, or refuses it with a 4xx, and works as before."""
+    """The server answers or refuses the case's request as required, and works as before."""
     judge(case)
 
 

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 @pytest.mark.never_waived("the kernel path")
 def test_kernel_path_is_the_required_one(paths, server):
     """Attention, MoE and KV layout are as the profile requires, without fallbacks or unknown
-    variables. All ranks have the same path and a required transport."""
+    variables. All ranks run the same kernels, and communicate by a transport that the profile
+    allows."""
     if server.log is None:
         raise NotRun(server.why_no_log)
     wrong = paths.contradictions(server)
@@ -71,8 +72,8 @@ def test_what_was_asked_of_the_baseline_is_what_ran(servers, paths, configuratio
 
 @pytest.mark.never_waived("the kernel path")
 def test_decode_runs_the_kernels_of_its_path(paths, server, kernel_path, decode_profile, profile):
-    """The profiled decode steps run only kernels of the logged backends, and quantise the layers
-    that the configuration quantises."""
+    """The profiled decode steps run only kernels of the backends in the log, and run quantised
+    kernels for the layers that the configuration quantises."""
     required = profile.path_of(server.configuration.name)
     judged = (required, kernel_path, decode_profile, paths.layers)
     wrong = kernel_requirement.kernel_contradictions(*judged)
@@ -178,8 +179,8 @@ def test_moe_activation_is_the_clamped_swiglu(kernels, case):
 
 @pytest.mark.kernel_cases("moe_ranges")
 def test_moe_in_the_ranges_of_its_format(kernels, case):
-    """Activations beyond E4M3's range saturate if all scales are one. Subnormal activations and
-    sums lose nothing, and alpha is exact."""
+    """If all scales are one, activations beyond E4M3's range saturate. Subnormal activations, and
+    sums whose terms nearly cancel, keep their precision. SwiGLU uses the exact alpha."""
     require_none(kernels.faults(case))
 
 
@@ -198,7 +199,8 @@ def test_prefill_attention(kernels, case):
 
 @pytest.mark.kernel_cases("prefill_sinks")
 def test_prefill_attention_sinks(kernels, case):
-    """Prefill is right without sinks, with sinks near 0 and 1, and with both in one batch."""
+    """Prefill is right without sinks, with sinks that take nearly all of the attention weight, with
+    sinks that take nearly none, and with all of these in one batch."""
     require_none(kernels.faults(case))
 
 
@@ -241,8 +243,8 @@ def test_cuda_graph_replay_equals_eager(kernels, case):
 @pytest.mark.timeout(7200)
 @pytest.mark.kernel_cases("tactics")
 def test_every_autotune_tactic(kernels, case):
-    """Each tactic of the autotuner is right. Each runs in its own process, so that a crash or a
-    hang names its tactic."""
+    """Each tactic of the autotuner gives right results. The test runs each tactic in its own
+    process, so that it can name the tactic that crashes or hangs."""
     require_none(kernels.faults_of_tactics(case))
 
 
@@ -253,8 +255,8 @@ def test_every_autotune_tactic(kernels, case):
 
 @pytest.mark.kernel_benchmarks
 def test_kernel_speed(kernels, case, time_kernel):
-    """Measure the time of a kernel with a cold cache, in microseconds, and its share of the
-    measured bandwidth."""
+    """Measure the time of a kernel with a cold cache, in microseconds, and the share of the
+    measured memory bandwidth that it reaches."""
     time_kernel(kernels, case)
 
 
@@ -272,8 +274,8 @@ def test_flashinfer_compiles_for_gb10(compilation):
 
 @pytest.mark.parametrize("probe", probes.names("probes"))
 def test_fp4_instruction(compilation, probe):
-    """Code for 120a, 121a, 120f and 121f contains FP4 instructions. Plain 120 and 121 are refused,
-    or emulate FP4."""
+    """Code for 120a, 121a, 120f and 121f contains FP4 instructions. For plain 120 and 121, the
+    compiler reports an error, or the code emulates FP4."""
     require_none(compilation.wrong_outcomes(probe))
 
 

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.matrix, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_every_allowed_combination_is_in_a_cell(matrix):
-    """Each allowed pair of values is in at least one cell. This test counts the pairs
-    independently."""
+    """Each allowed pair of values is in at least one cell. This test counts the pairs from the
+    cells, independently of the package that chose the cells."""
     matrix.covered()
 
 

@@ -31,7 +31,7 @@ def test_chat_rate(performance, profile):
 
 
 def test_sampled_rate(performance, tokens):
-    """tg32 and tg128 at temperature 1.0 are measured, in turn with greedy rounds. They have no
+    """Measure tg32 and tg128 at temperature 1.0, alternating with greedy rounds. They have no
     gate."""
     performance.sampled_rate(tokens)
 
@@ -43,8 +43,8 @@ def test_time_to_first_token(performance, quantile):
 
 
 def test_time_to_first_visible_text(performance, profile):
-    """The time to the first text that a user sees is measured. A reasoning model generates much
-    before it."""
+    """Measure the time to the first text that a user sees. A reasoning model generates its
+    reasoning before this text."""
     questions = [chat.question for chat in profile.correctness.chats]
     performance.visible_time(questions, profile.correctness.max_answer_tokens)
 
@@ -74,8 +74,8 @@ def test_concurrent_rate(performance, streams):
 
 
 def test_prefill_of_several(performance, streams):
-    """The prefill rate of concurrent requests is measured: all prompt tokens, divided by the time
-    until each request has its first token."""
+    """Measure the prefill rate of concurrent requests: all prompt tokens, divided by the time until
+    each request has its first token."""
     performance.measure("pp", streams=streams)
 
 
@@ -86,12 +86,12 @@ def test_time_to_first_token_of_several(performance, streams):
 
 
 def test_acceptance(speculation, performance, position):
-    """The share of drafts for fixed texts whose token at this position was accepted is measured."""
+    """Measure the acceptance rate of each draft position, on fixed texts."""
     performance.acceptance(speculation.drafted, position)
 
 
 def test_accepted_length(speculation, performance):
-    """The mean number of tokens per decode step on the same texts is measured, including the target
+    """Measure the mean number of tokens per decode step on the same texts, including the target
     model's own token."""
     performance.accepted_length(speculation.drafted)
 

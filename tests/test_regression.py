@@ -31,14 +31,14 @@ def test_no_level_came_down(measured_history):
 @pytest.mark.ab_run
 @pytest.mark.timeout(0)  # as many starts as it takes to decide, each with its own limit
 def test_b_is_not_worse_than_a(ab_run):
-    """With --ab A B, no metric of B is worse than A's by more than its threshold. The two servers
-    start in turn."""
+    """With --ab A B, no metric of B is worse than A's by more than its threshold. The servers of A
+    and B are started alternately."""
     ab_run.judge()
 
 
 @pytest.mark.ab_run
 @pytest.mark.timeout(0)
 def test_the_hypothesis_holds(ab_run):
-    """With --hypothesis FILE, B has the improvement that the file states. review.md contains the
-    table."""
+    """With --hypothesis FILE, B improves on A as the file predicts. The suite writes a table of the
+    predictions and results to review.md."""
     ab_run.review()

@@ -1,9 +1,10 @@
 """Stress: the server withstands the load of its users, and works as before afterwards.
 
-The suite checks each answer. Its tokens equal those of the same prompt sent alone: exactly if the
-arithmetic guarantees equal tokens, otherwise within the noise. The number of tokens, the usage and
-the finish reason are right. No request fails, the load never stalls, and the slowest request is not
-far slower than the others. After each load, no request runs or waits, and no KV block is used.
+The suite compares each answer with the answer to the same prompt sent alone: the tokens are equal
+if the arithmetic guarantees equal tokens; otherwise the log-probabilities agree within the noise.
+The number of tokens, the usage and the finish reason are right. No request fails, the load never
+stalls, and the slowest request is not far slower than the others. After each load, no request runs
+or waits, and no KV block is used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def test_crowd(stress, times):
 
 
 def test_sustained_load(stress):
-    """Hundreds of requests, several at a time, are answered correctly."""
+    """Hundreds of requests, of which several run at the same time, are answered correctly."""
     stress.sustained()
 
 
@@ -56,8 +57,9 @@ def test_mixed_lengths(stress, arrival):
 
 
 def test_short_prompts_join_those_that_decode(stress):
-    """A short prompt that joins n decoding requests is answered correctly, as are the n requests:
-    for each n up to the server's limit. The server's counters show each n."""
+    """If a short prompt arrives while n requests decode, the server answers the prompt and the n
+    requests correctly, for each n up to the server's limit. The server's counters show that each n
+    occurred."""
     stress.joining()
 
 
@@ -87,7 +89,8 @@ def test_nothing_is_kept_after_the_load(stress):
 @pytest.mark.asked_for("--soak")
 @pytest.mark.timeout(0)
 def test_soak(stress, soak_s):
-    """With --soak DURATION, hours of mixed load pass the checks of the other loads."""
+    """With --soak DURATION, a mixed load of this duration passes the same checks as the other
+    loads."""
     stress.soak(soak_s)
 
 

@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
         "--gguf",
         type=Path,
         metavar="LLAMA_CPP",
-        help="also DIR/canary.gguf, by the converter of this checkout of llama.cpp",
+        help="folder of a checkout of llama.cpp, whose converter also writes DIR/canary.gguf",
     )
     canary.set_defaults(run=functools.partial(_canary, canary.get_default("run")))
 
@@ -26,7 +26,9 @@ def add(commands: Commands) -> None:
     train = command(
         commands, "canary-train", _canary_train, "train the canary's weights anew (CPU, minutes)"
     )
-    train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
+    train.add_argument(
+        "file", type=Path, metavar="FILE", help=("file into which the trained weights are written")
+    )
     train.add_argument(
         "--steps", type=_positive, metavar="N", help="training steps (default: the recipe's)"
     )
@@ -39,10 +41,11 @@ def add(commands: Commands) -> None:
         commands,
         "ablation",
         _ablation,
-        "how far each broken feature moves the canary's log-probabilities",
+        "compute how much the canary's log-probabilities change if one feature of the model is "
+        "broken",
     )
     ablation.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="the canary's BF16 twin"
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="folder of the canary in BF16"
     )
     _output(ablation, "docs/tables/ablation.md")
 
@@ -50,7 +53,7 @@ def add(commands: Commands) -> None:
         commands,
         "tolerances",
         _tolerances,
-        "the smallest defects that the numerics' tolerances detect",
+        "compute the smallest defect that each tolerance of the kernel tests detects",
     )
     _output(tolerances, "docs/tables/tolerances.md")
 
@@ -58,9 +61,11 @@ def add(commands: Commands) -> None:
         commands,
         "reference",
         _reference,
-        "the generated pages of the documentation (in a checkout of the suite)",
+        "write the generated pages of the documentation (in a checkout of the suite)",
     )
-    reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
+    reference.add_argument(
+        "directory", type=Path, metavar="DIR", help=("folder docs of the checkout")
+    )
 
 
 def _add_synthetic(commands: Commands) -> None:
@@ -68,8 +73,8 @@ def _add_synthetic(commands: Commands) -> None:
         commands,
         "synthetic",
         _synthetic,
-        "write a checkpoint of gpt-oss's real shape that answers as the canary does, without the "
-        "real weights",
+        "write a checkpoint with the shape of gpt-oss that answers like the canary; needs no "
+        "download of the real weights",
     )
     made.add_argument(
         "directory", type=Path, metavar="DIR", help="folder to write the checkpoint to"
@@ -78,7 +83,10 @@ def _add_synthetic(commands: Commands) -> None:
         "--shape",
         choices=["gpt-oss-120b", "gpt-oss-20b"],
         required=True,
-        help="shape: 36 layers of 128 experts (61 GiB), or 24 layers of 32 experts (13 GiB)",
+        help=(
+            "gpt-oss-120b: 36 layers of 128 experts (61 GiB); gpt-oss-20b: 24 layers of 32 "
+            "experts (13 GiB)"
+        ),
     )
     made.add_argument(
         "--layers",
@@ -94,8 +102,8 @@ def _add_synthetic(commands: Commands) -> None:
         "--twin",
         choices=["mxfp4", "bf16"],
         default="mxfp4",
-        help="bf16: the same values without quantisation, four times the size, for engines "
-        "without MXFP4 (default: mxfp4)",
+        help="format of the experts; bf16: the same values as mxfp4 in four times the size, for "
+        "engines without MXFP4 (default: mxfp4)",
     )
 
 

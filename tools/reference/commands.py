@@ -11,9 +11,11 @@ def page(parser: argparse.ArgumentParser) -> str:
         "# Commands",
         "",
         MADE_BY.format(source="the commands' own help"),
-        "`sm121 COMMAND`, also `python -m sm121 COMMAND`, needs no pytest. It ends with 0, with 1 "
-        "when what it computed breaks a promise, with 5 when it could not be judged, with 4 and "
-        "one line when the request is wrong; `sm121 merge` ends with the status of the merged run.",
+        "Type `sm121 COMMAND`, or `python -m sm121 COMMAND`. Except `sm121 run` and `sm121 "
+        "certify`, the commands do not use pytest. Their exit status is 0; 1 if the result is "
+        "negative; 4 if the command line is wrong, with one line that gives the expected value; "
+        "5 if the result could not be judged. "
+        "`sm121 merge` has the exit status of the merged run.",
     ]
     for action in parser._actions:
         if not isinstance(action, argparse._SubParsersAction):

@@ -119,7 +119,7 @@ def page() -> str:
         MADE_BY.format(source="the plugin"),
         "## Options of pytest",
         "",
-        "In the groups of `pytest --help`.",
+        "The options are grouped as in `pytest --help`.",
         *_groups(every),
         "",
         "pytest-benchmark's own options (`--benchmark-autosave`, `--benchmark-compare`, "
@@ -132,8 +132,8 @@ def page() -> str:
         "",
         "## Fixtures",
         "",
-        "Tests of the levels use these fixtures; tests of another project can use them, too "
-        "([Python API](python-api.md)).",
+        "The tests of the levels use these fixtures. Tests of another project can use them as "
+        "well ([Python API](python-api.md)).",
         "",
         *table(("fixture", "meaning"), [(f"`{n}`", cell(t)) for n, t in fixtures().items()]),
     ]  # fmt: skip

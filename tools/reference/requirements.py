@@ -59,8 +59,9 @@ def page(folder: Path, docs: Path) -> str:
         "# What each level requires",
         "",
         MADE_BY.format(source="the tests in `tests/`"),
-        f"{count} tests in {len(modules)} levels; many run several times, over depths, shapes, "
-        "prompts or requests. When the smoke level fails, nothing else is run.",
+        f"There are {count} tests in {len(modules)} levels. Many of them run several times, for "
+        "example once for each depth, shape, prompt or request. If the smoke level fails, no "
+        "other level runs.",
     ]
     for module in modules:
         lines += ["", f"## {module.level}", "", *module.text.split("\n"), ""]
@@ -68,7 +69,7 @@ def page(folder: Path, docs: Path) -> str:
         for item in module.requirements:
             over = ""
             if item.varied:
-                over = f" For each of: {', '.join(item.varied)}."
+                over = f" Parametrized by: {', '.join(item.varied)}."
             marks = "".join(f" ({mark})" for mark in item.marks)
             applies = ", ".join(item.applies_to) or "all"
             lines.append(f"| `{item.name}` | {cell(item.text)}{over}{marks} | {applies} |")

@@ -19,23 +19,25 @@ def add_options(add: AddOption) -> None:
         "--reference",
         metavar="PATH",
         help=(
-            "checkpoint from which the oracle computes, or a file of `sm121 golden` (default: "
-            "the served checkpoint)"
+            "checkpoint from which the oracle computes the reference answers, or a file that "
+            "`sm121 golden` wrote (default: the served checkpoint)"
         ),
     )
     add(
         "--rounding",
         metavar="LIST",
         help=(
-            "formats to which the server rounds in addition to the checkpoint, such as "
-            "qkv=mxfp4-ceil,kv=fp8; checkpoint for none (default: those that its kernel path "
-            "shows)"
+            "formats to which the server rounds in addition to the checkpoint's own formats, "
+            "such as qkv=mxfp4-ceil,kv=fp8; the word checkpoint stands for none (default: the "
+            "formats that the server's log shows)"
         ),
     )
     add(
         "--golden",
         metavar="PATH",
-        help=("golden file with the answers of a trusted run, to compare with"),
+        help=(
+            "golden file (recorded answers of a trusted run) with which the answers are compared"
+        ),
     )
     add(
         "--record-golden",
@@ -54,7 +56,8 @@ def add_options(add: AddOption) -> None:
         "--scores",
         metavar="PYTHON",
         help=(
-            "compare with the profile's published scores; give a Python that has "
-            "lm-evaluation-harness (lm_eval[api])"
+            "run the benchmarks of the profile with lm-evaluation-harness, and compare their "
+            "scores with the published scores; PYTHON is an interpreter whose environment has "
+            "lm_eval[api]"
         ),
     )

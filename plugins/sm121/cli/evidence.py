@@ -28,18 +28,17 @@ def _add_profile(commands: Commands) -> None:
         "profile",
         _profile,
         (
-            "profile decoding: kernels by part, the host's share of a step, and the conclusions; "
-            "exit status 1 if a kernel of another backend ran or a limit is exceeded, 5 if a "
-            "limit could not be judged"
+            "profile decode steps: the kernels of each part of the model, the host's share of a "
+            "step, and the conclusions; exit status 1 if a kernel of another backend ran or a "
+            "limit is exceeded, 5 if a limit could not be judged"
         ),
     )
     parser.add_argument(
         "target",
         metavar="URL|CONFIGURATION|FILE",
         help=(
-            "URL of a running server; a configuration of the profile, which is started and "
-            "stopped; or a file: a trace of the torch profiler, a .nsys-rep, or the CSV of nsys "
-            "stats"
+            "URL of a running server; configuration whose server the command starts and stops; "
+            "or a trace of the torch profiler, a .nsys-rep, or the CSV of nsys stats"
         ),
     )
     parser.add_argument(
@@ -52,22 +51,25 @@ def _add_profile(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--layout", choices=["HND", "NHD"],
-        help="with a configuration: the KV layout to request; the log must show it",
+        help=(
+            "with a configuration: KV layout that the command requests, and that the server's "
+            "log must show"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--backend", action="append", default=[], metavar="NAME",
         help=(
-            "the requested backend of the experts, such as MARLIN or CUTLASS; repeatable "
-            "(default: those of the configuration)"
+            "backend of the experts that should run, such as MARLIN or CUTLASS; repeatable "
+            "(default: the backends that the configuration requires)"
         ),
     )  # fmt: skip
     parser.add_argument(
         "--profile", metavar="NAME|PATH",
-        help="profile of the suite with the configuration (default: by architecture)",
+        help="name or path of the profile (default: by architecture)",
     )  # fmt: skip
     parser.add_argument(
         "--traces", type=Path, metavar="DIR",
-        help="with a URL: the server's torch_profiler_dir, on this machine",
+        help="with a URL: folder of the server's torch_profiler_dir, on this machine",
     )  # fmt: skip
     _add_engine_of_a_configuration(parser)
     parser.add_argument(
@@ -140,8 +142,8 @@ def _add_record(commands: Commands) -> None:
         "record",
         _record,
         (
-            "print the environment record of a run as JSON, without a run: commits, packages, "
-            "driver, clocks, flags, variables, workload, FlashInfer's configuration"
+            "print as JSON, without a run, the environment that a run records: commits, "
+            "packages, driver, clocks, flags, variables, workload, FlashInfer's configuration"
         ),
     )
     parser.add_argument(
@@ -161,11 +163,11 @@ def _add_record(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--engine-arg", action="append", default=[], metavar="ARG",
-        help="passed to the engine; repeatable",
+        help="argument that would be passed to the engine; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--engine-env", action="append", default=[], metavar="KEY=VALUE",
-        help="in the engine's environment; repeatable",
+        help="environment variable that the engine would have; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--image-id", metavar="ID",
@@ -195,41 +197,56 @@ def _add_init_profile(commands: Commands) -> None:
         "init-profile",
         _init_profile,
         (
-            "write a profile for the model that a server serves: its kernel path, the bytes of a "
-            "token, the questions that it answers, and gates as measured less a tenth"
+            "write a profile for the model of a server: the kernels that it runs, the bytes that "
+            "it reads per token, an exam of questions that it answers correctly, and gates that "
+            "are 10 percent worse than the measured values"
         ),
     )
-    parser.add_argument("--base-url", metavar="URL", help="a running server")
+    parser.add_argument("--base-url", metavar="URL", help="URL of a running server")
     parser.add_argument(
         "--server-log", type=Path, metavar="FILE",
-        help="with --base-url: the server's log, which shows the kernel path and the arguments",
+        help=(
+            "with --base-url: log file of the server, from which the command reads the kernels "
+            "and the arguments"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--model", metavar="DIR|ID",
         help=(
-            "without --base-url: the model that is started and stopped. With --base-url: the "
-            "checkpoint on this machine, if the server does not name its folder"
+            "without --base-url: model whose server the command starts and stops. With "
+            "--base-url: folder of the checkpoint on this machine, if the server does not report "
+            "it"
         ),
     )  # fmt: skip
     parser.add_argument(
         "--engine-args", default="", metavar="TEXT",
-        help='arguments of the engine that is started, as "--max-model-len 8192"',
+        help=(
+            "without --base-url: arguments of the engine in one string, such as "
+            '"--max-model-len 8192"'
+        ),
     )  # fmt: skip
     parser.add_argument(
-        "--engine", default="vllm", metavar="NAME", help="the engine that is started"
+        "--engine",
+        default="vllm",
+        metavar="NAME",
+        help="without --base-url: engine to start (default: vllm)",
     )
     parser.add_argument(
-        "--served-model-name", metavar="NAME", help="the model, if the server serves several"
+        "--served-model-name",
+        metavar="NAME",
+        help="name of the model on the server, if the server serves several",
     )
     parser.add_argument(
-        "--arch", metavar="NAME", help="the architecture of the target (default: this machine's)"
+        "--arch",
+        metavar="NAME",
+        help="architecture of the server's machine (default: that of this machine)",
     )
     parser.add_argument(
-        "--no-rates", action="store_true", help="measure no rates; the profile has no gates"
+        "--no-rates", action="store_true", help="measure no rates; the profile then has no gates"
     )
     parser.add_argument(
         "--output", type=Path, default=Path("mine.toml"), metavar="FILE",
-        help="the profile; its exam is written beside it (default: mine.toml)",
+        help="file for the profile; the exam is written into the same folder (default: mine.toml)",
     )  # fmt: skip
 
 

@@ -31,8 +31,8 @@ def _add_trust(commands: Commands) -> None:
         nargs="+",
         metavar="REPORT",
         help=(
-            "report directory of the run; or of several runs of one build, oldest first; with "
-            "three or more runs, every metric of a later run can be judged"
+            "report directory of a run; several runs of one build are possible, oldest first. "
+            "With three or more trusted runs, every metric of a later run can be judged"
         ),
     )
     parser.add_argument(
@@ -40,7 +40,7 @@ def _add_trust(commands: Commands) -> None:
         metavar="URI",
         default="file://./.benchmarks",
         help=(
-            "storage of pytest-benchmark, to which the runs are added (default: "
+            "storage of pytest-benchmark to which the command adds the runs (default: "
             "file://./.benchmarks)"
         ),
     )
@@ -113,15 +113,15 @@ def _add_bundle(commands: Commands) -> None:
         "bundle",
         _bundle,
         (
-            "pack a run into an archive for an issue: verdict, report, logs, environment, with "
-            "checksums and without secrets"
+            "pack a run into an archive that you can attach to an issue: verdict, report, logs "
+            "and environment, with checksums and without secrets"
         ),
     )
     parser.add_argument(
         "directory",
         type=Path,
         metavar="REPORT",
-        help="its report directory",
+        help="report directory of the run",
     )
     parser.add_argument(
         "--output",

@@ -19,8 +19,9 @@ from sm121.core.profile_fields import LEVELS
 
 #: The help of ``sm121 run --every``.
 _EVERY = (
-    "check the server at --base-url again every 10m, 1h, ... until a signal ends it: the levels "
-    "smoke and correctness of the plan quick, with one line and one record for each round"
+    "check the server at --base-url repeatedly, for example every 10m or 1h, until a signal ends "
+    "the command. Each round runs the smoke and correctness checks of the plan quick, prints one "
+    "line, and appends it to rounds.jsonl"
 )
 
 #: The error line of argparse, which follows the usage text.
@@ -136,8 +137,8 @@ def _add_matrix(commands: Commands) -> None:
         metavar="VERSION",
         dest="engine_version",
         help=(
-            "version of the engine; name a build as in 0.14.0+mxfp4 (default: the settings of "
-            "all releases)"
+            "version of the engine, such as 0.32.0, or 0.14.0+mxfp4 for a build (default: "
+            "settings of all versions)"
         ),
     )
     parser.add_argument(
@@ -223,7 +224,10 @@ def _add_side_by_side(commands: Commands) -> None:
         "engines",
         metavar="ENGINE[=PATH]",
         nargs="+",
-        help="vllm, sglang or llama-cpp; with =PATH: its Python interpreter or its executable",
+        help=(
+            "vllm, sglang or llama-cpp. PATH is the Python interpreter of the engine's "
+            "environment, or the engine's executable"
+        ),
     )
     side.add_argument("--arch", metavar="NAME", help="architecture (default: that of this machine)")
     side.add_argument(

@@ -79,7 +79,7 @@ def _add_path(commands: Commands) -> None:
         commands,
         "path",
         _path,
-        "show which kernels a server runs, read from its log; or which its libraries can run",
+        "show which kernels a server runs, by its log; or for which GPUs its libraries have code",
     )
     parser.add_argument(
         "logs",
@@ -87,21 +87,19 @@ def _add_path(commands: Commands) -> None:
         nargs="*",
         metavar="LOG",
         help=(
-            "log file of a server; for a server on several machines, one log per node; - reads "
-            "standard input (docker logs NAME 2>&1 | sm121 path -)"
+            "log file of a server; for a server on several machines, one log per node. With -, "
+            "the log is read from standard input (docker logs NAME 2>&1 | sm121 path -)"
         ),
     )
     parser.add_argument(
         "--container",
         metavar="NAME",
-        help="read the log of this container with docker logs",
+        help="name of a container; its log is read with docker logs",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help=(
-            "print JSON, each value with the log line that proves it (default with LOG: a table)"
-        ),
+        help="print JSON with the log line that proves each value (default with LOG: a table)",
     )
     parser.add_argument(
         "--engine",
@@ -119,9 +117,9 @@ def _add_path(commands: Commands) -> None:
         type=Path,
         metavar="FILE",
         help=(
-            "list the kernels in a trace, with their share of the time: a trace of the torch "
-            "profiler (.json, .json.gz), a .nsys-rep, or the CSV of nsys stats --report "
-            "cuda_gpu_kern_sum"
+            "list the kernels in a trace, each with its share of the time. FILE is a trace of "
+            "the torch profiler (.json, .json.gz), a .nsys-rep, or the CSV of nsys stats "
+            "--report cuda_gpu_kern_sum"
         ),
     )
     parser.add_argument(
@@ -139,7 +137,7 @@ def _path_of_libraries(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="DIR",
-        help="list the modules compiled into these folders, and the GPUs that their code is for",
+        help="list the modules in these folders, and the GPUs for which they were compiled",
     )
     parser.add_argument(
         "--libraries",
@@ -147,14 +145,14 @@ def _path_of_libraries(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PATH",
         help=(
-            "judge the device code in these files and folders, instead of a log (default: the "
-            "engine's packages, and the caches of compiled kernels)"
+            "instead of reading a log, check for which GPUs the files in PATH contain code "
+            "(default of PATH: the engine's packages, and the caches of compiled kernels)"
         ),
     )
     parser.add_argument(
         "--sass",
         action="store_true",
-        help="with --libraries: also read the instructions, and find kernels that only trap",
+        help="with --libraries: also read the machine code, and find kernels that only trap",
     )
     parser.add_argument(
         "--gpu",
@@ -217,7 +215,7 @@ def _add_box(commands: Commands) -> None:
         commands,
         "box",
         _box,
-        "check whether this machine is fit for measurements now",
+        "check whether this machine is in a state in which measurements are reliable",
     )
     parser.add_argument(
         "--profile",
@@ -239,7 +237,7 @@ def _add_box(commands: Commands) -> None:
         metavar="COMMAND",
         default=[],
         help=(
-            "command that runs Python on another machine, whose state is measured, too: "
+            "command that runs Python on another machine, to check that machine as well: "
             "--node-command 'ssh spark2 /opt/venv/bin/python3'"
         ),
     )
@@ -286,8 +284,8 @@ def _add_checkpoint(commands: Commands) -> None:
         "checkpoint",
         _checkpoint,
         (
-            "show the formats of a checkpoint's weights by its safetensors headers, the bytes "
-            "that are read per token, and where its label is wrong"
+            "show the formats of a checkpoint's weights, the bytes that the engine reads per "
+            "token, and tensors whose format differs from the declared quantisation"
         ),
     )
     parser.add_argument(
@@ -301,7 +299,7 @@ def _add_checkpoint(commands: Commands) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="JSON for programs (default: a table)",
+        help="print JSON (default: a table)",
     )
 
 
@@ -330,15 +328,15 @@ def _add_compare(commands: Commands) -> None:
         nargs="+",
         metavar="RUN",
         help=(
-            "a report directory, verdict.json, a file of pytest-benchmark's storage, JSON or "
-            "CSV of llama-benchy, YAML of sparkrun (Spark Arena), or JSON of llama-bench; "
-            "NAME=PATH gives it a name"
+            "a report directory, verdict.json, a file of pytest-benchmark's storage, JSON or CSV "
+            "of llama-benchy, YAML of sparkrun (Spark Arena), or JSON of llama-bench; NAME=PATH "
+            "sets the name that the table shows"
         ),
     )
     parser.add_argument(
         "--mixed",
         action="store_true",
-        help=("also compare runs whose machine, model, profile or measuring options differ"),
+        help="also compare runs whose machine, model, profile or measuring options differ",
     )
     parser.add_argument(
         "--format",
@@ -381,8 +379,8 @@ def _add_history(commands: Commands) -> None:
         "history",
         _history,
         (
-            "show many runs over time: one row per run, where a metric's level changed, since "
-            "when a check fails, flaky checks, and differences between machines"
+            "show many runs over time: one row per run; when a metric became higher or lower; "
+            "since when a check fails; flaky checks; differences between machines"
         ),
     )
     parser.add_argument(
@@ -391,8 +389,8 @@ def _add_history(commands: Commands) -> None:
         nargs="+",
         metavar="DIR",
         help=(
-            "folders with report directories, a storage of pytest-benchmark, or files as for "
-            "compare; NAME=DIR: everything in DIR was measured on the machine NAME"
+            "folder with report directories, a storage of pytest-benchmark, or a file that "
+            "compare can read. With NAME=DIR, all runs in DIR belong to the machine NAME"
         ),
     )
     parser.add_argument(
@@ -426,8 +424,8 @@ def _add_report(commands: Commands) -> None:
         commands,
         "report",
         _report,
-        "write report.html and junit.xml of a stored run again; for a killed run, also "
-        "verdict.json",
+        "write report.html and junit.xml of a stored run again; if the run was killed, also "
+        "write verdict.json",
     )
     parser.add_argument(
         "directory",
@@ -457,8 +455,8 @@ def _add_testlog(commands: Commands) -> None:
         commands,
         "testlog",
         _testlog,
-        "write the test log of a feature, and its rows for BENCHMARK_RESULTS.md and "
-        "FEATURE_MATRIX.md",
+        "write the test log of a feature (TEST_LOGS/FEATURE_...md), and the feature's rows for "
+        "BENCHMARK_RESULTS.md and FEATURE_MATRIX.md",
     )
     testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
     testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
@@ -467,15 +465,16 @@ def _add_testlog(commands: Commands) -> None:
         "--baseline",
         type=Path,
         metavar="RUN",
-        help=("report directory of another run, to compare with"),
+        help="report directory of a run without the feature, for comparison",
     )
     testlog.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
         help=(
-            "folder for TEST_LOGS/FEATURE_<name>_<date>.md, BENCHMARK_RESULTS.md and "
-            "FEATURE_MATRIX.md, with the evidence that they link to (default: print log and row)"
+            "folder for TEST_LOGS/FEATURE_<name>_<date>.md, BENCHMARK_RESULTS.md, "
+            "FEATURE_MATRIX.md and the evidence that they link to (default: print the log and "
+            "the row)"
         ),
     )
 

@@ -41,8 +41,8 @@ def _add_canary(commands: Commands) -> None:
         nargs="?",
         metavar="DIR",
         help=(
-            "folder to write the checkpoint to (default: the variable SM121_CANARY, or else the "
-            "user's cache; runs look there)"
+            "folder to write the checkpoint to (default: the folder that runs use: that of the "
+            "variable SM121_CANARY, otherwise the user's cache)"
         ),
     )
     parser.add_argument(
@@ -67,15 +67,16 @@ def _add_vocabulary(commands: Commands) -> None:
         "vocabulary",
         _vocabulary,
         (
-            "write harmony's vocabulary for an engine without network access: start the engine "
-            "with TIKTOKEN_ENCODINGS_BASE=DIR"
+            "write the vocabulary of harmony, gpt-oss's chat format, into a folder, for an "
+            "engine that cannot download it; then start the engine with "
+            "TIKTOKEN_ENCODINGS_BASE=DIR"
         ),
     )
     parser.add_argument(
         "directory",
         type=Path,
         metavar="DIR",
-        help="folder for o200k_base.tiktoken",
+        help="folder into which the file o200k_base.tiktoken is written",
     )
 
 
@@ -108,8 +109,8 @@ def _add_golden(commands: Commands) -> None:
         dest="output",
         required=True,
         help=(
-            "file to write; pytest takes it as --reference FILE. An interrupted computation is "
-            "continued from FILE.partial"
+            "file to write, for use with pytest --reference FILE. If the command is interrupted, "
+            "the same command continues from FILE.partial"
         ),
     )
     parser.add_argument(
@@ -176,7 +177,8 @@ def _add_warm(commands: Commands) -> None:
         commands,
         "warm",
         _warm,
-        "compile the kernels that an engine's first start would compile, without a server",
+        "compile FlashInfer's kernels that the first start of an engine would compile; starts no "
+        "server",
     )
     parser.add_argument(
         "--profile",

@@ -22,9 +22,9 @@ def _add_started(add: AddOption) -> None:
         "--engine",
         metavar="NAME",
         help=(
-            "engine to start: vllm (default); with --base-url: the engine of that server "
-            f"({engines}; default: recognised by its answers); the suite's profile for this "
-            "engine is used if it ships one"
+            "engine to start (default: vllm); with --base-url, the engine that runs there "
+            f"({engines}; default: recognised by the server's answers). The default of --profile "
+            "becomes the suite's profile for this engine"
         ),
     )
     add(
@@ -55,8 +55,8 @@ def _add_started(add: AddOption) -> None:
         action="append",
         default=[],
         help=(
-            "several arguments in one string: --engine-args '--max-model-len 8192 "
-            "--enforce-eager'; split as by a shell, but not run by one"
+            "several arguments in one string, which is split as by a shell: --engine-args "
+            "'--max-model-len 8192 --enforce-eager'"
         ),
     )
     add(
@@ -65,8 +65,9 @@ def _add_started(add: AddOption) -> None:
         action="append",
         default=[],
         help=(
-            "environment variable for the engine; repeatable; without a network: "
-            "TIKTOKEN_ENCODINGS_BASE=DIR (`sm121 vocabulary DIR`)"
+            "environment variable for the engine; repeatable. Example, for a machine without a "
+            "network: TIKTOKEN_ENCODINGS_BASE=DIR, where `sm121 vocabulary DIR` has written the "
+            "vocabulary"
         ),
     )
     add(
@@ -93,8 +94,8 @@ def _add_attached(add: AddOption) -> None:
         "--api-key",
         metavar="KEY",
         help=(
-            "API key of the attached server; the variable OPENAI_API_KEY or SM121_API_KEY, or "
-            "--api-key-file, keeps the key off the command line"
+            "API key of the attached server. To keep the key off the command line, use the "
+            "variable OPENAI_API_KEY or SM121_API_KEY, or --api-key-file"
         ),
     )
     add("--api-key-file", metavar="PATH", help="file with the API key of the attached server")
@@ -104,9 +105,9 @@ def _add_attached(add: AddOption) -> None:
         action="append",
         default=[],
         help=(
-            "log file of the attached server, which shows its kernel path; - reads standard "
-            "input (docker logs -f NAME 2>&1 | ...); for a server on several machines, give the "
-            "option once per node, rank 0 first"
+            "log file of the attached server, which shows the kernels that it runs. With -, the "
+            "log is read from standard input (docker logs -f NAME 2>&1 | ...). For a server on "
+            "several machines, give the option once per node, rank 0 first"
         ),
     )
     add(
@@ -125,7 +126,7 @@ def _add_nodes(add: AddOption) -> None:
         metavar="nnodes|ray",
         help=(
             "how to start a server on several machines: with vLLM's --nnodes, or on your Ray "
-            "cluster (default: what the profile says)"
+            "cluster (default: as the profile sets it)"
         ),
     )
     add(
@@ -134,9 +135,10 @@ def _add_nodes(add: AddOption) -> None:
         action="append",
         default=[],
         help=(
-            "command that runs Python on another node of the server, once per node in the order "
-            "of ranks: --node-command 'ssh spark2 /opt/venv/bin/python3'; split as by a shell, "
-            "but not run by one (default on a CPU: this Python, on this machine)"
+            "command that runs Python on another node of the server; give the option once per "
+            "node, in the order of ranks. The text is split as by a shell, and run without one: "
+            "--node-command 'ssh spark2 /opt/venv/bin/python3' (default on a CPU: this Python, "
+            "on this machine)"
         ),
     )
     add(

@@ -14,16 +14,16 @@ def add_options(add: AddOption) -> None:
         "--kernel-provider",
         metavar="NAME|MODULE:ATTR",
         help=(
-            f"provider of the kernels that the kernel level tests: {', '.join(registry.NAMES)} "
-            "or an object of yours (default: for each operation, the provider of the kernel in "
-            "the kernel path)"
+            f"provider of the kernels that the kernel level tests: {', '.join(registry.NAMES)} or "
+            "MODULE:ATTR, an object of your own (default: for each operation, the provider of "
+            "the kernel that the server uses)"
         ),
     )
     add(
         "--full-shapes",
         action="store_true",
         help=(
-            "test numerics at all sizes on a CPU, too; by default the large sizes are left out "
-            "there"
+            "on a CPU, test the numerics of the kernels at all sizes (default: without the large "
+            "sizes)"
         ),
     )

@@ -13,8 +13,15 @@ def add_options(add: AddOption) -> None:
         "--matrix",
         metavar="N|full|none",
         help=(
-            "cover every combination of the values of N axes with at least one cell: 1, 2 "
-            "(pairs), ..., full; none: no cells (default: the profile's, 2)"
+            "test every combination of the values of any N axes in at least one cell. 1: each "
+            "value once; 2: each pair; ...; full: every combination of all axes; none: no cells "
+            "(default: the profile's N, usually 2)"
         ),
     )
-    add("--matrix-axes", metavar="NAME|PATH", help="the axes (default: the profile's)")
+    add(
+        "--matrix-axes",
+        metavar="NAME|PATH",
+        help=(
+            "axes of the matrix: a file of fixtures/matrix, or a path (default: the profile's axes)"
+        ),
+    )

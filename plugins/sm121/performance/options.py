@@ -14,8 +14,8 @@ def add_options(add: AddOption) -> None:
         "--percentiles",
         action="store_true",
         help=(
-            "send as many requests as gates on percentiles need, several hundred for p99 "
-            "(--certify does this, too)"
+            "send as many requests as the gates on percentiles need: several hundred for p99 "
+            "(--certify does the same)"
         ),
     )
     add(
@@ -23,9 +23,10 @@ def add_options(add: AddOption) -> None:
         choices=("auto", "keep", "restart", "off"),
         default="auto",
         help=(
-            "profile some decode steps to list their kernels; keep: use the server afterwards; "
-            "restart: start a new one, so that no number is measured on the profiled server; "
-            "off: do not profile (default: auto, as the profile says)"
+            "profile some decode steps to list their kernels. keep: continue to use the server "
+            "afterwards; restart: start a new server afterwards, so that no number is measured "
+            "on the profiled server; off: do not profile; auto: as the profile sets it (default: "
+            "auto)"
         ),
     )
 
@@ -35,39 +36,49 @@ def _add_sizes(add: AddOption) -> None:
         "--pp",
         metavar="N",
         help=(
-            "length of the measured prompt in tokens, instead of the profile's: 512. The gates "
-            "on rates and times are then left out, because they apply to the profile's prompt "
-            "length"
+            "length of the measured prompt in tokens, for example 512 (default: the profile's "
+            "length). With another length than the profile's, the gates on rates and times are "
+            "left out, because they apply to the profile's length"
         ),
     )
     add(
         "--depth",
         metavar="LIST",
         help=(
-            "context lengths before the measured prompt, in tokens, in addition to the "
-            "profile's: 1024,65536"
+            "additional numbers of context tokens before the measured prompt, for example "
+            "1024,65536 (default: only the profile's numbers)"
         ),
     )
     add(
         "--depths",
         metavar="LIST",
         help=(
-            "measure only these depths: 0,4096. Gates of other depths get no number, and the "
-            "last line lists them"
+            "measure only with these numbers of context tokens, for example 0,4096 (default: all "
+            "of the profile's). Gates at other depths are not judged, and the last line lists "
+            "them"
         ),
     )
     add(
         "--tg",
         metavar="LIST",
-        help="numbers of tokens to generate and time, in addition to the profile's: 16,256",
+        help=(
+            "additional numbers of generated tokens, for example 16,256 (default: only the "
+            "profile's numbers)"
+        ),
     )
     add(
         "--concurrency",
         metavar="LIST",
-        help="numbers of concurrent streams, in addition to the profile's: 3,6",
+        help=(
+            "additional numbers of concurrent streams, for example 3,6 (default: only the "
+            "profile's numbers)"
+        ),
     )
     add(
         "--rounds",
         metavar="N",
-        help="rounds of each measurement, before a gate needs more (default: the profile's)",
+        help=(
+            "minimum number of rounds of each measurement; a gate that cannot decide yet "
+            "measures more (default: the profile's number)"
+        ),
     )

@@ -143,7 +143,7 @@ def box(conformance: Session, pytestconfig: pytest.Config) -> RunBox:
 
 @pytest.fixture
 def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
-    """The clock of this test's benchmark. It must exist before the ``benchmark`` fixture."""
+    """The timer of this test's benchmark. It must exist before the ``benchmark`` fixture."""
     clock = ReplayClock()
     request.node.add_marker(pytest.mark.benchmark(timer=lambda: clock.now), append=False)
     return clock

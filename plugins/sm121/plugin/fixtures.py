@@ -248,7 +248,7 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
 
 @pytest.fixture
 def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
-    """The server under test as candidate in the exam that the profile names."""
+    """The server under test, as the model that takes the profile's exam."""
     return exams.Candidate(
         api, judge, exam.load(profile.correctness.exam), conformance.run.record.remark
     )

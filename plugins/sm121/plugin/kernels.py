@@ -197,7 +197,7 @@ def decode_profile(conformance: Session, server: Server) -> KernelProfile:
 
 @pytest.fixture(scope="session")
 def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> gb10.Compilation:
-    """Compiles for GB10. Without nvcc or cuobjdump: NotRun, with the packages to install."""
+    """Compiles for GB10. Raises NotRun, with the packages to install, without nvcc or cuobjdump."""
     compiler = gb10.find(conformance.engine_interpreter, tmp_path_factory.mktemp("compilation"))
     tools = {
         "compiler": str(compiler.tools.compiler),

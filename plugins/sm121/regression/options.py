@@ -14,8 +14,8 @@ def add_options(add: AddOption) -> None:
         metavar="RUN",
         help=(
             "compare this run with a trusted run: a report directory, a verdict.json, or the "
-            "word trusted (see sm121 trust); a failure that the trusted run has in the same way "
-            "is known and does not count"
+            "word trusted (the newest run of sm121 trust). A failure does not count if the "
+            "trusted run failed in the same way"
         ),
     )
     add(
@@ -23,21 +23,22 @@ def add_options(add: AddOption) -> None:
         nargs=2,
         metavar=("A", "B"),
         help=(
-            "compare two configurations (engine arguments, KEY=VALUE, --engine-python PATH, "
-            "added to the configuration under test; '' adds nothing) or two URLs, each followed "
-            "by --server-log PATH if you have its log; put a space before a value that begins "
-            "with one hyphen: ' -q fp8'"
+            "compare two sides, A and B. A side is a text with engine arguments, KEY=VALUE or "
+            "--engine-python PATH, which are added to the configuration under test ('' adds "
+            "nothing); or it is the URL of a server, optionally followed by --server-log PATH. "
+            "If a side begins with a single hyphen, put a space before it: ' -q fp8'"
         ),
     )
     add(
         "--ab-pairs",
         metavar="N",
         help=(
-            "number of starts of each side before --ab decides; at most twice as many (default: 3)"
+            "number of times that --ab starts each side; if it cannot decide then, it starts "
+            "them up to twice as often (default: 3)"
         ),
     )
     add(
         "--hypothesis",
         metavar="FILE",
-        help="file with the expected effects of a feature, judged by the --ab run",
+        help="file with the expected effects of a feature; --ab tests whether they occur",
     )

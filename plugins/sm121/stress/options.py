@@ -12,18 +12,24 @@ def add_options(add: AddOption) -> None:
     add(
         "--soak",
         metavar="DURATION",
-        help="duration of a mixed load with all checks of the stress level: 30s, 10m, 2h",
+        help=(
+            "add a mixed load of this duration (for example 30s, 10m, 2h), with all checks of "
+            "the stress level (default: no soak)"
+        ),
     )
     add(
         "--requests",
         metavar="N",
         help=(
-            "number of requests of the load, instead of the profile's: 200 (STRESS_REQUESTS of "
-            "the guide)"
+            "number of requests that a load sends, for example 200 (default: the profile's "
+            "number); STRESS_REQUESTS in the testing guide"
         ),
     )
     add(
         "--crowd",
         metavar="N",
-        help="number of these requests that run at once: 8 (STRESS_CONCURRENCY of the guide)",
+        help=(
+            "number of requests that run at the same time, for example 8 (default: the profile's "
+            "number); STRESS_CONCURRENCY in the testing guide"
+        ),
     )
