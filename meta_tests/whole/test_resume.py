@@ -19,8 +19,8 @@ from sm121.cli import main
 from sm121.core.json_text import json_text
 from sm121.core.verdict import Verdict
 from sm121.report import merging
-from sm121.run import events, stored_run
-from sm121.run.events import Decided
+from sm121.run import events, stored_run, verdict_file
+from sm121.run.events import Closed, Decided
 from sm121.run.verdict_file import VerdictFile
 
 SCENARIO = "meta_tests/whole/scenarios/many_decisions.py"
@@ -130,6 +130,33 @@ def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
             require_resumed(runs, whole, report)
         shutil.rmtree(report)
     assert killed >= moments * 0.8
+
+
+@pytest.mark.parametrize("continued_by", ["report", "resume"])
+def test_a_run_that_is_killed_between_its_last_event_and_its_verdict_file(
+    runs, tmp_path, continued_by
+):
+    """No drawn moment is so short: the events have ended, and verdict.json is NOT_RUN."""
+    runs.start(tmp_path / "whole").wait()
+    whole = stored_run.file_of(tmp_path / "whole")
+    report = tmp_path / "killed"
+    kills = ("-p", "meta_tests.fakes.killed_at_the_verdict")
+    killed = runs.start(report, *kills)
+    assert killed.wait() == -signal.SIGKILL, killed.output
+    assert isinstance(events.read_events(report / events.NAME).events[-1].event, Closed)
+    written = report / verdict_file.NAME
+    assert not verdict_file.read(written).finished
+    assert shown(stored_run.file_of(report)) == shown(whole)
+    if continued_by == "report":
+        assert main(["report", str(report)]) == 0
+    else:
+        resumed = runs.start(report, "--resume", *kills)
+        assert resumed.wait() == whole.exit_status, resumed.output
+    assert shown(verdict_file.read(written)) == shown(whole)
+    require_same(report)
+    assert f"**{whole.verdict.value}" in (report / "summary.md").read_text("utf-8")
+    refused = runs.start(report, "--resume", *kills)
+    assert refused.wait() == 4 and "it has ended with FAIL" in refused.output, refused.output
 
 
 @pytest.fixture

@@ -443,7 +443,7 @@ def _report(options: argparse.Namespace) -> None:
     run = stored.read(options.directory)
     written = run.directory / verdict_file.NAME
     is_of_events = (run.directory / events.NAME).is_file() or not written.is_file()
-    if not run.run.finished and is_of_events:
+    if is_of_events and not stored_run.has_its_verdict(run.directory):
         verdict_file.write(stored_run.file_of(run.directory), written)
         write_text(summary.markdown(run.run, run), run.directory / "summary.md")
     write_text(junit.xml(run), run.directory / junit.NAME)

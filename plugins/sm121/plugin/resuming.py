@@ -12,7 +12,7 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.plugin import selection
 from sm121.plugin.stash import ID, LEVEL
-from sm121.run import details, events, fold
+from sm121.run import details, events, fold, stored_run
 from sm121.run.events import Collected, EnvironmentRead, EventStream, Opened, Resumed
 from sm121.run.fold import Fold
 from sm121.run.merge import differences
@@ -42,6 +42,8 @@ def take_up(config: pytest.Config, session: Session) -> None:
         stream = events.read_events(path)
         before = fold.replay(stream.events)
         before.settle()
+        if before.file.finished and stored_run.has_its_verdict(run.record.directory):
+            raise ValueError(f"it has ended with {before.file.verdict}")
         _refuse_another(stream, before.file, run.record.file, compared=selection.compares(config))
         anew = run.record.file
         run.record.resume(stream)
@@ -88,8 +90,6 @@ def _refuse_another(
     stream: EventStream, before: VerdictFile, now: VerdictFile, *, compared: bool
 ) -> None:
     """Raise ValueError if this run and the earlier process have different tests or settings."""
-    if before.finished:
-        raise ValueError(f"it has ended with {before.verdict}")
     if before.fingerprint is None:
         raise ValueError("it was killed before its first test")
     opened = next(each.event for each in stream.events if isinstance(each.event, Opened))

@@ -359,6 +359,20 @@ def file_of(path: Path) -> VerdictFile:
     return state.file
 
 
+def has_its_verdict(directory: Path) -> bool:
+    """Whether the verdict.json of a run contains the end of the run.
+
+    A process may be killed between the last event of its run and the writing of verdict.json.
+
+    Args:
+        directory: The report directory.
+    """
+    try:
+        return verdict_file.read(directory / verdict_file.NAME).finished
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
 def _unjoined(parts: dict[str, VerdictFile]) -> VerdictFile:
     """Merge the parts of a run whose first process ended before it merged them.
 
