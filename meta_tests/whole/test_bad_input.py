@@ -124,6 +124,7 @@ pytestmark = pytest.mark.timeout(120)
         pytest.param(("--shard", "1"), ("--shard 1: expected I/N",), id="shard without a count"),
         pytest.param(("--shard", "a/b"), ("--shard a/b: expected I/N",), id="shard of letters"),
         pytest.param(("--shard", "1/0"), ("--shard 1/0: expected I/N",), id="shard of 0"),
+        pytest.param(("--shard", "1/99999999"), ("N of at most 4 digits",), id="shard of many"),
         pytest.param(
             ("--depths", ""), ("--depths : expected numbers of at least 0",), id="no depths"
         ),
@@ -153,6 +154,15 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
             ("--depths=99999999",), "--depths 99999999: expected at most 3968 tokens", id="deep"
         ),
         pytest.param(("--tg=99999",), "--tg 99999: expected at most 4096 tokens", id="long"),
+        pytest.param(
+            ("--rounds=99999999",), "--rounds 99999999: expected at most 1000 rounds of each",
+            id="many rounds",
+        ),
+        pytest.param(
+            ("--concurrency=4,99999999",),
+            "--concurrency 4,99999999: expected at most 1024 streams at the same time",
+            id="many streams",
+        ),
         pytest.param(("--ab", "", ""), "--ab '' '': expected two different", id="A is B"),
         pytest.param(
             ("--depth", "0", "4096"),

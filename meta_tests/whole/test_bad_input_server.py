@@ -315,6 +315,14 @@ def test_a_server_that_is_not_the_one(run_pytest, fault_server, fault, arguments
     assert expected in line, line
 
 
+@pytest.mark.parametrize("option", ["--pp", "--depths", "--depth", "--tg"])
+def test_a_length_is_refused_though_the_server_does_not_tell_its_context(
+    run_pytest, fault_server, option
+):
+    line = refused(run_pytest, *fault_server().options, "--arch", "cpu", f"{option}=99999999")
+    assert f"{option} 99999999: expected at most 99" in line and "no model is known" in line
+
+
 def test_the_only_model_of_a_server_needs_no_name_where_it_is_the_profile_s(fault_server):
     server = fault_server("whole-name")
     probe = functools.partial(attach, server.base_url, api_key=server.key, log=None)

@@ -14,6 +14,8 @@ import pytest
 _BASE_URL = "--base-url"
 _ENGINE = "vllm"
 _READY_WITHIN_S = "300"
+#: The longest time limit of a start, in seconds.
+_MOST_S = 86400.0
 #: The suite's plugin, which has a ``--base-url`` of its own for an attached server.
 _SUITE = "sm121.plugin"
 #: Whether ``--base-url`` is the address of an LLM server. Another plugin may have an option of that
@@ -188,6 +190,8 @@ def _seconds(config: pytest.Config) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise pytest.UsageError(f"--llm-ready-within {text}: expected seconds above 0")
+    if not 0 < seconds <= _MOST_S:
+        raise pytest.UsageError(
+            f"--llm-ready-within {text}: expected seconds above 0 and at most {_MOST_S:g}, a day"
+        )
     return seconds

@@ -221,8 +221,13 @@ def test_the_key_comes_from_the_environment(monkeypatch):
 
 @pytest.mark.parametrize(
     "words",
-    [["127.0.0.1:8000"], ["http://a:b"], ["http://127.0.0.1:1", "--within", "0"]],
-    ids=["no scheme", "no port", "no time"],
+    [
+        ["127.0.0.1:8000"],
+        ["http://a:b"],
+        ["http://127.0.0.1:1", "--within", "0"],
+        ["http://127.0.0.1:1", "--within", "1e300"],
+    ],
+    ids=["no scheme", "no port", "no time", "for ever"],
 )
 def test_a_wrong_request_is_one_line(words, capsys):
     assert cli.main(["health", *words]) == 4

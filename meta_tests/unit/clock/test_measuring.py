@@ -15,6 +15,7 @@ from sm121.core.verdict import NotRun
     [
         pytest.param({"tokens": ()}, "tokens: expected 1 or more, got []", id="no tokens"),
         pytest.param({"rounds": 0}, "rounds: expected 1 or more, got [0]", id="no rounds"),
+        pytest.param({"rounds": 99999999}, "rounds: expected at most 1000, got", id="for ever"),
         pytest.param({"prompt_tokens": 0}, "prompt_tokens: expected 1 or more", id="no prompt"),
         pytest.param({"depths": (-1,)}, "depths: expected 0 or more, got [-1]", id="depth"),
         pytest.param({"model": "other"}, "expected a server of 'other'", id="another model"),

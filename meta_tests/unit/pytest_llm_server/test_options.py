@@ -50,6 +50,9 @@ def test_the_command_line_counts_before_the_ini():
         pytest.param(["--llm-ready-within=5m"], "--llm-ready-within 5m: expected", id="no number"),
         pytest.param(["--llm-ready-within=inf"], "--llm-ready-within inf: expected", id="for ever"),
         pytest.param(
+            ["--llm-ready-within=99999999"], "--llm-ready-within 99999999: expected", id="years"
+        ),
+        pytest.param(
             ["--base-url=http://h", "--llm-args=--x"], "--llm-args with --base-url", id="both"
         ),
     ],

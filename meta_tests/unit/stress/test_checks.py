@@ -357,7 +357,7 @@ def test_arrivals():
 @pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("2h", 7200), ("1.5m", 90)])
 def test_durations(text, seconds):
     assert soak.parse_duration(text) == seconds
-    for wrong in (text[:-1], "", f"-{text}", "0s", "2 weeks"):
+    for wrong in (text[:-1], "", f"-{text}", "0s", "2 weeks", "31d", f"{'9' * 400}h"):
         with pytest.raises(errors.UsageError, match="expected a duration"):
             soak.parse_duration(wrong)
 

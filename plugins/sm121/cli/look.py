@@ -65,8 +65,9 @@ def _health(options: argparse.Namespace) -> int:
         within_s = float(options.within)
     except ValueError:
         within_s = 0.0
-    if not 0 < within_s < float("inf"):
-        raise UsageError(f"--within {options.within}: expected a number of seconds above 0")
+    if not 0 < within_s <= 86400:
+        expected = "expected a number of seconds above 0 and at most 86400, a day"
+        raise UsageError(f"--within {options.within}: {expected}")
     key = given_key.api_key(lambda _option: None)
     result = health.check(options.url, within_s=within_s, api_key=key, model=options.model)
     word = "healthy" if result.healthy else "UNHEALTHY"

@@ -26,7 +26,7 @@ from sm121.measure.metrics import Metric
 from sm121.measure.metrics.pp import PrefillRate
 from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.metrics.times import TimePerToken, TimeToFirstToken
-from sm121.measure.plan import Plan
+from sm121.measure.plan import MOST_ROUNDS, Plan
 from sm121.measure.statistics import Estimate
 
 #: Timeout of the request for the server's list of models, in seconds.
@@ -188,6 +188,8 @@ def _plan(prompt_tokens: int, tokens: Sequence[int], depths: Sequence[int], roun
     for name, values in lengths.items():
         if not values or min(values) < 1:
             raise UsageError(f"{name}: expected 1 or more, got {list(values)}")
+    if rounds > MOST_ROUNDS:
+        raise UsageError(f"rounds: expected at most {MOST_ROUNDS}, got {rounds}")
     if not depths or min(depths) < 0:
         raise UsageError(f"depths: expected 0 or more, got {list(depths)}")
     return Plan(

@@ -8,6 +8,9 @@ from sm121.core.measuring_settings import MeasuringSettings
 if TYPE_CHECKING:
     from sm121.core.profile import Profile
 
+#: The largest number of rounds that a user can request: a round takes seconds.
+MOST_ROUNDS = 1000
+
 
 @dataclass(frozen=True)
 class Sizes:

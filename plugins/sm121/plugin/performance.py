@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sm121.stress import level
 
 _LINE_EVERY_S = 10.0
+#: The longest context of a published model, in tokens (Llama 4 Scout).
+_LONGEST_CONTEXT = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,15 @@ def refuse_wrong_sizes(session: Session) -> None:
         under_test = run.configurations.managed(run.profile.under_test)
         context = context_argument(under_test.arguments)
     plan = session.settings.measuring_plan(chosen)
+    has = f"the server's context has {context}"
     if context is None:
-        return
+        context = _LONGEST_CONTEXT
+        has = f"no model is known with a context of more than {context}"
     prompt = session.settings.measuring.replaced.prompt_tokens
     if prompt is not None and context < prompt + plan.longest:
         raise errors.UsageError(
-            f"--pp {prompt}: expected at most {max(context - plan.longest, 0)} tokens, since the"
-            f" server's context has {context} and the rest of the request takes {plan.longest}"
+            f"--pp {prompt}: expected at most {max(context - plan.longest, 0)} tokens, since"
+            f" {has} and the rest of the request takes {plan.longest}"
         )
     for option, values, more in (
         ("--depths", sizes.only_depths or (), plan.longest),
@@ -109,7 +113,7 @@ def refuse_wrong_sizes(session: Session) -> None:
         if values and context < needed + max(values):
             raise errors.UsageError(
                 f"{option} {max(values)}: expected at most {max(context - needed, 0)} tokens, since"
-                f" the server's context has {context} and the rest of the request takes {needed}"
+                f" {has} and the rest of the request takes {needed}"
             )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +17,7 @@ from sm121.run import verdict_file
 _UNDER_TEST = "under-test"
 #: The group of tests that judge all other tests of a run. Each shard runs them for its own part.
 _EVERYWHERE = "everywhere"
+_SHARD = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 #: The selected tests of the whole run, before they are divided.
 WHOLE = pytest.StashKey[list[pytest.Item]]()
 
@@ -47,11 +49,12 @@ def parse(text: str | None) -> Shard | None:
     """
     if text is None:
         return None
-    index, slash, of = text.partition("/")
-    are_numbers = bool(slash) and index.isdecimal() and of.isdecimal()
-    if not are_numbers or not 1 <= int(index) <= int(of):
-        raise UsageError(f"--shard {text}: expected I/N with I from 1 to N, as in 1/2")
-    return Shard(int(index), int(of))
+    match = _SHARD.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(
+            f"--shard {text}: expected I/N with I from 1 to N, as in 1/2, and N of at most 4 digits"
+        )
+    return Shard(int(match[1]), int(match[2]))
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:

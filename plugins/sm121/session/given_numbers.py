@@ -2,6 +2,24 @@
 
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
+from sm121.measure.plan import MOST_ROUNDS
+
+#: The largest number of an option, and what the option counts. Lengths in tokens are bounded by the
+#: context of the server (`sm121.plugin.performance`).
+_MOST = {
+    "--rounds": (MOST_ROUNDS, "rounds of each measurement"),
+    # The largest default of vLLM's --max-num-seqs.
+    "--concurrency": (1024, "streams at the same time"),
+    "--crowd": (1024, "requests at the same time"),
+    # A GB10 needs half a day for as many short requests.
+    "--requests": (100_000, "requests of the load"),
+    # A start takes minutes.
+    "--ab-pairs": (100, "starts of each side"),
+}
+#: Further digits of a number are not read.
+_DIGITS = 18
+#: How much of a wrong value a message shows.
+_SHOWN = 40
 
 
 def numbers(option: Option, name: str, example: str, least: int = 0) -> tuple[int, ...] | None:
@@ -20,11 +38,13 @@ def numbers(option: Option, name: str, example: str, least: int = 0) -> tuple[in
     if text is None:
         return None
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
+    if not all(part.strip().isdecimal() and _value(part) >= least for part in parts):
         raise UsageError(
             f"{name} {text}: expected numbers of at least {least}, as in {name} {example}"
         )
-    return tuple(dict.fromkeys(int(part) for part in parts))
+    values = tuple(dict.fromkeys(_value(part) for part in parts))
+    _refuse_above(name, text, max(values))
+    return values
 
 
 def number(name: str, text: str | None) -> int | None:
@@ -39,6 +59,18 @@ def number(name: str, text: str | None) -> int | None:
     """
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or _value(text) < 1:
         raise UsageError(f"{name} {text}: expected a number, 1 or more")
-    return int(text)
+    _refuse_above(name, text, _value(text))
+    return _value(text)
+
+
+def _value(text: str) -> int:
+    return int(text.strip()[:_DIGITS])
+
+
+def _refuse_above(name: str, text: str, value: int) -> None:
+    """Raise UsageError if a number is above the bound of its option."""
+    most, counted = _MOST.get(name, (value, ""))
+    if value > most:
+        raise UsageError(f"{name} {text[:_SHOWN]}: expected at most {most} {counted}")

@@ -15,6 +15,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d)")
 #: Number of last rounds that the report contains.
 _ROUNDS_KEPT = 500
 _SAY_EVERY_S = 60.0
+_LONGEST_S = 30 * 86400.0
 
 
 def parse_duration(text: str, option: str = "--soak") -> float:
@@ -28,9 +29,13 @@ def parse_duration(text: str, option: str = "--soak") -> float:
         UsageError: The text is no duration.
     """
     match = _DURATION.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{option} {text}: expected a duration, as in {option} 30s, 10m or 2h")
-    return float(match[1]) * _UNITS[match[2]]
+    seconds = float(match[1]) * _UNITS[match[2]] if match is not None else 0.0
+    if not 0 < seconds <= _LONGEST_S:
+        raise UsageError(
+            f"{option} {text[:40]}: expected a duration of at most 30d, as in {option} 30s, 10m or "
+            "2h"
+        )
+    return seconds
 
 
 @dataclass
