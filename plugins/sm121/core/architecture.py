@@ -1,6 +1,7 @@
 """Names of architectures, and detection of this machine's architecture.
 
-Both come from the plugin `pytest_gpu_arch`. This module raises the suite's errors instead.
+Names and detection come from the plugin `pytest_gpu_arch`. This module converts the plugin's errors
+into those of the suite.
 """
 
 from collections.abc import Sequence
@@ -44,10 +45,10 @@ def expected(marked: Sequence[str]) -> str:
     """Return the architecture that a run will probably test, before its target is resolved.
 
     Args:
-        marked: The architectures that the expression of ``-m`` names.
+        marked: The architectures that occur in the expression of ``-m``.
 
     Returns:
-        This machine's architecture, or the first of ``marked`` if this machine's is not among them.
+        This machine's architecture. If ``marked`` does not contain it, the first one of ``marked``.
     """
     here = detect().name or CPU
     if marked and here not in marked:
@@ -62,7 +63,7 @@ def require_device(name: str) -> None:
         name: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
-        UsageError: The name has another form, or this machine has no such GPU.
+        UsageError: The name does not have this form, or this machine does not have that GPU.
     """
     detected = detect()
     kind, _, number = name.partition(":")

@@ -43,7 +43,10 @@ def tls() -> ssl.SSLContext:
 
 @functools.cache
 def _trusting(_file: str | None, _folder: str | None) -> ssl.SSLContext:
-    """Create a TLS context. The arguments are only a cache key: OpenSSL reads the variables."""
+    """Create a TLS context.
+
+    The arguments are only a cache key; OpenSSL itself reads the variables.
+    """
     import certifi
 
     context = ssl.create_default_context()
@@ -54,9 +57,9 @@ def _trusting(_file: str | None, _folder: str | None) -> ssl.SSLContext:
 class _Deadline(threading.local):
     """The deadline of the response that the current thread reads."""
 
-    #: By the monotonic clock, in seconds.
+    #: The deadline, in seconds of the monotonic clock.
     at: float = float("inf")
-    #: The time limit, in seconds.
+    #: The time limit from which the deadline was computed, in seconds.
     within_s: float = float("inf")
 
 
@@ -81,7 +84,7 @@ _CORES = {"httpx": "httpcore", "httpx2": "httpcore2"}
 
 
 class _Transport:
-    """A transport like the library's own, with a connection pool whose reads have a deadline."""
+    """A transport like the library's own, but reads from its connections have a deadline."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -155,7 +158,7 @@ class _Transport:
 
 @contextlib.contextmanager
 def _as_errors_of(library: Any) -> Iterator[None]:
-    """Raise the pool's errors as the library's errors, which have the same names."""
+    """Convert errors of the connection pool into the library's errors of the same names."""
     core = importlib.import_module(_CORES[library.__name__])
     try:
         yield
@@ -176,7 +179,7 @@ class _Stream:
     packed: Any
     deadline: _Deadline
     library: Any
-    #: The start of the request, by the monotonic clock.
+    #: When the request was started, in seconds of the monotonic clock.
     began: float
     #: The time limit, in seconds from the start.
     within_s: float
@@ -220,7 +223,7 @@ class _Stream:
             while packed:
                 yield self._inflater.decompress(packed, _PIECE)
                 packed = self._inflater.unconsumed_tail
-                if self._inflater.eof and self._inflater.unused_data:  # another gzip member
+                if self._inflater.eof and self._inflater.unused_data:  # another gzip member follows
                     packed = self._inflater.unused_data
                     self._inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
         except zlib.error as error:

@@ -1,8 +1,9 @@
 """Unreleased builds of an engine, as listed in ``fixtures/builds.toml``.
 
-Settings that depend on the release are chosen by the identity of an engine: its release, with the
-build as the local version, as in ``0.14.0+mxfp4``. The identity is None if neither the release nor
-the build is known. Such an engine never counts as the newest release.
+Settings that depend on the release are chosen by the identity of an engine. The identity is the
+release, with the name of the build as the local version, for example ``0.14.0+mxfp4``. If neither
+the release nor the build is known, the identity is None, and the engine never counts as the newest
+release.
 """
 
 import re
@@ -26,7 +27,8 @@ class Build(data_file.DataTable):
     #: The name in messages.
     title: str
     engine: str
-    #: The release that the build is based on, for versions that do not name a release.
+    #: The release on which the build is based. It is used if the build's version does not contain a
+    #: release.
     release: str = Field(pattern=r"^\d+\.\d+\.\d+$")
     #: Command-line options that this build has and no release has.
     options: tuple[str, ...] = ()
@@ -70,7 +72,7 @@ Name = Annotated[str, AfterValidator(_require_shipped)]
 
 
 def named(identity: str | None) -> Build | None:
-    """Return the build that an identity names; None for a release or an unknown engine."""
+    """Return the build in an identity; None for a release or an unknown engine."""
     parsed = release(identity)
     if parsed is None:
         return None
@@ -87,7 +89,7 @@ def identity(
 
     Args:
         version: The engine's version.
-        options: The engine's command-line options. None: unknown.
+        options: The engine's command-line options; None if they are unknown.
         build: The name of the build that the engine's log shows.
 
     Returns:
@@ -106,12 +108,12 @@ def identity(
 def may_be(identity: str | None, build: str | None) -> bool:
     """Check whether an engine with unknown command-line options may be a given build.
 
-    This is possible if the engine's release is unknown, or if the engine is a checkout, at an
-    unknown commit, of the release that the build is based on.
+    This is possible in two cases: if the engine's release is unknown, or if the engine is a
+    checkout of the release on which the build is based, at an unknown commit.
 
     Args:
         identity: The engine's identity, as derived from its version alone.
-        build: The name of the build. None: a release; then only the first condition applies.
+        build: The name of the build. If None, only the first case is checked.
     """
     parsed = release(identity)
     if parsed is None:
@@ -124,7 +126,8 @@ def may_be(identity: str | None, build: str | None) -> bool:
 def is_settled(version: str | None) -> bool:
     """Check whether a version identifies the engine without its command-line options.
 
-    A version does so if it contains the commit of a build, or if no build is based on its release.
+    This is true if the version contains the commit of a build, or if no build is based on its
+    release.
     """
     if named(identity(version)) is not None:
         return True

@@ -18,7 +18,7 @@ _CHOICES = re.compile(r" \(choose from (.*)\)")
 _WIDEST = 100
 #: The number of columns before a command's summary.
 _INDENT = 17
-#: The minimum width of a summary, in columns, however narrow the terminal is.
+#: The minimum width of a summary, in columns, even on a narrower terminal.
 _NARROWEST_SUMMARY = 30
 
 
@@ -32,8 +32,8 @@ class Parser(argparse.ArgumentParser):
     argparse itself would print the usage and exit with 2, pytest's status for an interrupted run.
 
     Attributes:
-        groups: The summaries of the commands by their names, under the titles of their groups.
-        commands: The parsers of the commands by their names.
+        groups: For each group of commands, by its title: the summary of each command, by its name.
+        commands: The parser of each command; the keys are the commands' names.
     """
 
     def __init__(self, *positional: Any, **named: Any) -> None:

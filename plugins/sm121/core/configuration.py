@@ -12,25 +12,25 @@ _MODEL = "{model}"
 
 @dataclass(frozen=True)
 class Span:
-    """How a server that spans several machines is started."""
+    """How to start a server that spans several machines."""
 
     launcher: str
     #: The number of machines.
     count: int
     #: The command that runs Python on each other node, in the order of their ranks.
     commands: tuple[tuple[str, ...], ...] = ()
-    #: The address of this machine. None: all nodes are on this machine.
+    #: The address of this machine. If None, all nodes are on this machine.
     address: str | None = None
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One node's part of a span."""
+    """The part of a server that one machine (node) runs."""
 
     number: int
     #: The number of nodes.
     count: int
-    #: The address at which rank 0 gathers the other nodes.
+    #: The address at which the other nodes connect to rank 0.
     address: str
     #: The port at that address.
     port: int
@@ -46,20 +46,21 @@ class ServerConfiguration:
     python: str
     model: str
     served_name: str
-    #: The arguments, without those that the engine module adds (address, key, model and name).
-    #: ``{model}`` stands for the model's folder; `given` fills it in.
+    #: The arguments, without those that the engine's module adds (address, API key, model and
+    #: name). ``{model}`` stands for the model's folder; `given` replaces it.
     arguments: tuple[str, ...] = ()
-    #: Variables that are added to the suite's own environment, as sorted pairs of name and value.
+    #: Environment variables to add to the suite's own environment, as sorted pairs of name and
+    #: value.
     environment: tuple[tuple[str, str], ...] = ()
     #: Whether the engine logs at its debug level.
     debug: bool = False
-    #: Whether vLLM's own worker logs the attention backend of each layer.
+    #: Whether vLLM's worker additionally logs the attention backend of each layer.
     speaking_worker: bool = False
-    #: The folder for traces of the engine's profiler, which a request starts. None: no profiler.
+    #: The folder for the traces of the engine's profiler. If None, the server has no profiler.
     traces: str | None = None
-    #: None: the server runs on this machine alone.
+    #: How the server spans several machines. If None, it runs only on this machine.
     span: Span | None = None
-    #: The digest of the fields that distinguish servers: 12 hexadecimal digits.
+    #: A digest (12 hexadecimal digits) of the fields in which servers differ.
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,12 +82,12 @@ class ServerConfiguration:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The arguments as the engine gets them, with the model's folder filled in."""
+        """The arguments that the engine gets, with the model's folder in place of ``{model}``."""
         return tuple(argument.replace(_MODEL, self.model) for argument in self.arguments)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The server's environment: this process's variables, then the configuration's."""
+        """The server's environment: this process's variables, overridden by the configuration's."""
         return os.environ | dict(self.environment)
 
 

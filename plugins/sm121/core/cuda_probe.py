@@ -14,7 +14,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-#: A line of torch's version.py: ``cuda: Optional[str] = '13.0'``; None in a build without CUDA.
+#: The CUDA version in torch's version.py, for example ``cuda: Optional[str] = '13.0'``. The value
+#: is None in a build without CUDA.
 _CUDA = re.compile(r"(?m)^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]")
 
 
@@ -22,10 +23,11 @@ def find_cuda_versions() -> dict[str, str | int | None]:
     """Return the CUDA versions.
 
     Returns:
-        ``toolkit``: the version that torch was built with, such as "13.0"; None if torch is missing
-        or was built without CUDA. ``driver``: the result of ``cuDriverGetVersion``, such as 13000;
-        None without a driver. ``cudnn``: the version of the installed package, such as "9.15.1.9",
-        else the value of the image's variable ``CUDNN_VERSION``; None without either.
+        A dictionary with three keys. ``toolkit`` is the version with which torch was built, for
+        example "13.0"; None if torch is missing or was built without CUDA. ``driver`` is the result
+        of ``cuDriverGetVersion``, for example 13000; None if there is no driver. ``cudnn`` is the
+        version of the installed package, for example "9.15.1.9", or else the value of the image's
+        variable ``CUDNN_VERSION``; None if both are missing.
     """
     return {"toolkit": _toolkit(), "driver": _driver(), "cudnn": _cudnn()}
 
@@ -33,7 +35,7 @@ def find_cuda_versions() -> dict[str, str | int | None]:
 def _toolkit() -> str | None:
     try:
         spec = importlib.util.find_spec("torch")
-    except ValueError:  # sys.modules has a torch without a __spec__
+    except ValueError:  # sys.modules contains a torch module without a __spec__
         return None
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         file = Path(folder) / "version.py"
@@ -47,7 +49,7 @@ def _driver() -> int | None:
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):  # no such library, or one without this function
+    except (OSError, AttributeError):  # the library is missing, or lacks this function
         return None
     return number.value if not failed and number.value > 0 else None
 
@@ -58,7 +60,7 @@ def _cudnn() -> str | None:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    # Images of NGC have cuDNN in the system, with its version in a variable.
+    # NGC's images have cuDNN as a system package, and its version in a variable.
     return os.environ.get("CUDNN_VERSION") or None
 
 

@@ -1,4 +1,4 @@
-"""Read TOML data files into models, and report a mistake as one line."""
+"""Read TOML data files into models. A mistake in a file is reported in one line."""
 
 import copy
 import functools
@@ -17,7 +17,7 @@ from sm121.core.files import cause_of
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _Value = TypeVar("_Value")
-#: Keys that name an entry of an array of tables, in this order.
+#: In an error message, the first of these keys that an entry has names the entry.
 _IDENTITY = ("id", "name", "test", "metric")
 
 
@@ -26,7 +26,7 @@ class DataFileError(UsageError):
 
 
 class DataTable(BaseModel):
-    """A table of a data file. It cannot be changed, and an unknown key is an error."""
+    """A table of a data file. The object is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -35,8 +35,8 @@ def without_retired(data: Any, *keys: str) -> Any:
     """Remove retired keys from a table, so that files of earlier releases stay valid.
 
     Args:
-        data: The table, not validated. A value that is no table is returned unchanged.
-        *keys: The keys that earlier releases had.
+        data: The table before validation. A value that is not a table is returned unchanged.
+        *keys: The keys that earlier releases of the suite had.
     """
     if not isinstance(data, dict):
         return data
@@ -50,7 +50,7 @@ class Record(BaseModel):
 
 
 def _compiled(pattern: Any) -> Any:
-    """Compile a regular expression, or raise ValueError, which pydantic turns into its own."""
+    """Compile a regular expression, or raise ValueError, which pydantic converts."""
     try:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
@@ -96,10 +96,10 @@ def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
     Args:
         entries: The entries, each with an ``id`` or a ``name``.
         name: The id or name of the wanted entry.
-        what: The subject of the error message.
+        what: What the error message is about, for example the option.
 
     Raises:
-        UsageError: There is no such entry. The message lists the names.
+        UsageError: No entry has this name. The message lists the names.
     """
     by_name = {_name_of(entry): entry for entry in entries}
     if name not in by_name:
@@ -111,7 +111,7 @@ def load(path: str, model: type[_Model]) -> _Model:
     """Read a data file of the suite; a second call returns the same object.
 
     Args:
-        path: Its path in ``fixtures/``.
+        path: The path of the file in ``fixtures/``.
         model: The type of its contents.
 
     Raises:
@@ -133,7 +133,7 @@ def load_key(path: str, key: str, kind: type[_Value]) -> _Value:
     """Read the value of a data file with one key; a second call returns the same object.
 
     Args:
-        path: Its path in ``fixtures/``.
+        path: The path of the file in ``fixtures/``.
         key: The key.
         kind: The type of the value.
 
@@ -153,7 +153,7 @@ def _table_of(key: str, kind: Any) -> type[BaseModel]:
 
 
 def shipped(folder: str, ending: str = ".toml") -> dict[str, Traversable]:
-    """Return the data files of a folder by their names without the ending, sorted.
+    """Return the data files of a folder, sorted. The keys are the files' names without the ending.
 
     Args:
         folder: The folder in ``fixtures/``.
@@ -178,7 +178,7 @@ def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind:
         kind: The kind of file in errors, such as ``profile``.
 
     Raises:
-        UsageError: There is no such file, or it is wrong.
+        UsageError: The file does not exist, or is wrong.
     """
     return validated(*chosen_table(name_or_path, folder, what, kind), model)
 
@@ -198,7 +198,7 @@ def chosen_table(
         The file's table, and the name of the file in errors.
 
     Raises:
-        UsageError: There is no such file, or it is no TOML.
+        UsageError: The file does not exist, or is not valid TOML.
     """
     sources = shipped(folder)
     if name_or_path in sources:
@@ -260,7 +260,7 @@ def parse(text: str, model: type[_Model], origin: str) -> _Model:
         origin: The name of the file in errors.
 
     Raises:
-        DataFileError: The text is no TOML, or does not fit the model.
+        DataFileError: The text is not valid TOML, or does not fit the model.
     """
     return validated(_table(text, origin), origin, model)
 
@@ -273,8 +273,8 @@ def _table(text: str, origin: str) -> dict[str, Any]:
         raise DataFileError(f"{origin}: expected TOML: {error}") from error
 
 
-#: Parses TOML, with a cache: a run loads its profile a dozen times, and parsing takes ten times as
-#: long as copying.
+#: Parses TOML. Results are cached, because a run loads its profile a dozen times, and parsing takes
+#: ten times as long as copying.
 _parsed = functools.lru_cache(maxsize=64)(tomllib.loads)
 
 
@@ -297,10 +297,12 @@ def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
 
 def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> str:
     """Describe the first mistake: its key, what was expected, and how many more there are."""
-    # A misspelt key is also a missing one: show the unknown key first.
+    # A misspelt key causes two errors, an unknown key and a missing key. Show the unknown key
+    # first.
     errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     if len(errors) > 1:
-        # An array that is too short only because an entry is wrong repeats that entry's mistake.
+        # If an entry of an array is wrong, pydantic may also report that the array is too short.
+        # Drop this second error.
         errors = [item for item in errors if item["type"] != "too_short"] or errors
     first = errors[0]
     if first["type"] == "extra_forbidden":
@@ -309,7 +311,7 @@ def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any
         expected = f"unknown key; expected one of {', '.join(keys)}"
     elif first["type"] == "missing":
         expected = "required key is missing"
-    elif first["type"] == "value_error":  # raised by a validator; its message has the value
+    elif first["type"] == "value_error":  # raised by a validator, whose message contains the value
         expected = first["msg"].removeprefix("Value error, ")
     else:
         expected = f"{first['msg']}, got {first['input']!r}"[:300]

@@ -1,7 +1,7 @@
-"""JSON Schemas whose fields have descriptions.
+"""Make JSON Schemas with a description for each field.
 
-The description of a field is the ``#:`` comment above it or the docstring below it. The fields
-that have neither are described in ``fixtures/field-meanings.toml``.
+The description of a field is the ``#:`` comment above it or the docstring below it. Fields that
+have neither are described in ``fixtures/field-meanings.toml``.
 """
 
 import ast
@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel
 
-#: The descriptions that are not beside their fields: a table for each class.
+#: The descriptions that are not in the code: one table for each class.
 FILE = files("sm121.fixtures") / "field-meanings.toml"
 _MARK = "#:"
 
@@ -63,7 +63,7 @@ def _classes_of(hint: Any) -> Iterator[type]:
 
 
 def meanings(model: type) -> dict[str, str]:
-    """Return the description of each field of a class that has one.
+    """Return the descriptions of a class's fields. Fields without a description are left out.
 
     Args:
         model: A pydantic model or a dataclass.
@@ -78,7 +78,7 @@ def meanings(model: type) -> dict[str, str]:
 
 
 def in_code(model: type) -> dict[str, str]:
-    """Return the description of each field that a class describes in its own source.
+    """Return the descriptions of a class's fields that are in the source code of the class.
 
     Args:
         model: The class.
@@ -103,7 +103,7 @@ def in_code(model: type) -> dict[str, str]:
 
 
 def _text_of(node: ast.stmt) -> str:
-    """Return the text of a statement that is only a text; empty for any other statement."""
+    """Return the text of a statement that is only a string literal, else an empty text."""
     if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
         return ""
     return node.value.value if isinstance(node.value.value, str) else ""

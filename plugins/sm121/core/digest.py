@@ -8,13 +8,16 @@ from pathlib import Path
 _LENGTH = 16
 #: The largest file that is read whole. Of a larger file, only evenly spaced pieces are read.
 _WHOLE_BYTES = 1 << 20
-#: The number of pieces; the first is at the file's start, the last at its end.
+#: The number of pieces. The first piece is at the file's start, the last one at its end.
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
 
 
 def of_value(value: object) -> str:
-    """Return the digest of a value's JSON; parts that JSON cannot represent become their `str`."""
+    """Return the digest of a value as JSON.
+
+    Parts that are no JSON types are converted with `str`.
+    """
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 

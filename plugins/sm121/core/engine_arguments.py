@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _OPTION = re.compile(r"--?[A-Za-z]")
-#: The option that limits the concurrent requests, as vLLM, SGLang and llama.cpp name it.
+#: The names of the option that limits concurrent requests, in vLLM, SGLang and llama.cpp.
 _AT_ONCE = ("max_num_seqs", "max_running_requests", "parallel")
 
 
@@ -15,7 +15,7 @@ _AT_ONCE = ("max_num_seqs", "max_running_requests", "parallel")
 class Option:
     """An option of a command line."""
 
-    #: With its dashes.
+    #: The name, with its dashes.
     name: str
     #: The words that follow the name, or the value after the name's equals sign.
     values: tuple[str, ...]
@@ -25,7 +25,8 @@ def options(arguments: Sequence[str]) -> Iterator[Option]:
     """Yield the options of a command line in their order.
 
     Args:
-        arguments: ``--a-b C``, ``--a_b=C``, ``--a.b C`` or ``-a C``.
+        arguments: The command line, with options such as ``--a-b C``, ``--a_b=C``, ``--a.b C`` or
+            ``-a C``.
 
     Yields:
         Each option, with hyphens in place of underscores in its name, but not in keys after a dot.
@@ -54,8 +55,9 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
         arguments: The words of the command line.
 
     Returns:
-        The values by `normal_name`. The last value of a repeated option counts. An option without a
-        value is ``true``, ``--no-x`` makes ``x`` false, and ``--a '{"b": "C"}'`` also sets ``a.b``.
+        The value of each option; the keys are results of `normal_name`. If an option is repeated,
+        its last value counts. An option without a value is ``true``, ``--no-x`` makes ``x`` false,
+        and ``--a '{"b": "C"}'`` also sets ``a.b``.
     """
     values: dict[str, str] = {}
     for option in options(arguments):
@@ -66,7 +68,7 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
             value = "false"
         values[key] = value
         if value.startswith("{"):
-            with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse it
+            with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse this value
                 table = flat(json.loads(value))
                 values.update({f"{key}.{inner}": text for inner, text in table.items()})
     return values
@@ -81,7 +83,10 @@ def one_line(arguments: Sequence[str]) -> str:
 
 
 def at_once(arguments: Sequence[str]) -> int | None:
-    """Return the limit of concurrent requests that the last such option sets, or None."""
+    """Return the limit of concurrent requests that the arguments set, or None.
+
+    The last one counts.
+    """
     limit = None
     for option in options(arguments):
         is_limit = normal_name(option.name) in _AT_ONCE
@@ -91,7 +96,7 @@ def at_once(arguments: Sequence[str]) -> int | None:
 
 
 def normal_name(name: str) -> str:
-    """Return ``kv_cache_dtype`` for ``--kv-cache-dtype``."""
+    """Return an option's name without dashes, for example ``kv_cache_dtype``."""
     return name.lstrip("-").replace("-", "_")
 
 
@@ -102,7 +107,8 @@ def flat(table: object) -> dict[str, str]:
         table: Plain data, as a JSON parser returns it.
 
     Returns:
-        The values as text, by dotted keys such as ``outer.inner``. Nulls are left out.
+        The values as text. Keys of nested tables are joined by dots, for example ``outer.inner``.
+        Nulls are left out.
     """
     texts: dict[str, str] = {}
     pending: list[tuple[str, object]] = [("", table)]

@@ -15,7 +15,7 @@ from sm121.core.versions import Versions, release, within
 
 
 class Reads(extending.Statement):
-    """The bytes that are read for one token of one stream, without the KV cache."""
+    """How many bytes are read to decode one token of one stream, without the KV cache."""
 
     weights: Positive
 
@@ -23,24 +23,26 @@ class Reads(extending.Statement):
 class Model(extending.Statement):
     """The checkpoint."""
 
-    #: A path, a hub id, ``canary:bf16`` or ``canary:mxfp4``.
+    #: The checkpoint: a path, an id on the Hugging Face hub, ``canary:bf16`` or ``canary:mxfp4``.
     id: str = Field(min_length=1)
-    #: The digest of its files, as in verdict.json; None: any checkpoint of its shape.
+    #: The digest of the checkpoint's files, as in verdict.json. If None, any checkpoint of the same
+    #: shape is accepted.
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
     served_name: str = Field(pattern=r"^[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*$")
-    #: The bytes of a token by the headers of the checkpoint. None: by the shape of gpt-oss.
+    #: The bytes that are read for one token, as computed from the headers of the checkpoint. If
+    #: None, they are computed from the shape of gpt-oss.
     reads: Reads | None = None
-    #: Whether the model has no experts; reports then do not call their kernel unproven.
+    #: Whether the model has no experts. If so, reports do not list the experts' kernel as unproven.
     dense: bool = False
 
     def require_fitting_paths(self, configurations: Mapping[str, "Configuration"]) -> None:
         """Check that no configuration of a dense model requires a kernel of the experts.
 
         Args:
-            configurations: The configurations of the profile, by name.
+            configurations: The configurations of the profile; the keys are their names.
 
         Raises:
-            ValueError: One requires it.
+            ValueError: A configuration requires one.
         """
         if not self.dense:
             return
@@ -58,18 +60,18 @@ class Needs(DataTable):
 
     memory_gib: Positive | None = None
     disk_gib: Positive | None = None
-    #: Accepted entries of FLASHINFER_CUDA_ARCH_LIST; empty: the variable is not checked.
+    #: The accepted entries of FLASHINFER_CUDA_ARCH_LIST. If empty, the variable is not checked.
     arch_list: tuple[str, ...] = ()
-    #: FlashInfer modules that a start may compile, by their names in
-    #: ``fixtures/compilation/jit.toml``. The engine's arguments decide which of them it compiles.
+    #: The FlashInfer modules that a start may compile (names in ``fixtures/compilation/jit.toml``).
+    #: The engine's arguments decide which of them are compiled.
     jit_modules: tuple[str, ...] = ()
     #: The memory that the weights occupy during JIT compilation, if GPU and host share memory.
     weights_gib: Positive | None = None
 
 
-#: How a server is started on several machines.
+#: Who starts the ranks on several machines: vLLM with ``--nnodes``, or Ray.
 Launcher = Literal["nnodes", "ray"]
-#: The transport between ranks, by NCCL's names; gloo between CPUs.
+#: The transport between ranks, with NCCL's names. Ranks on CPUs use gloo.
 Transport = Literal["IB", "RoCE", "gloo", "P2P", "SHM", "Socket"]
 
 
@@ -91,13 +93,13 @@ class Nodes(extending.Statement):
     count: Annotated[int, Field(ge=2)]
     #: The number of ranks: a multiple of the number of machines.
     tensor_parallel: Annotated[int, Field(ge=2)]
-    #: The default of ``--launcher``.
+    #: How to start the ranks, unless ``--launcher`` is given.
     launcher: Launcher = "nnodes"
-    #: The accepted transports; with another one the kernel path is wrong.
+    #: The accepted transports. If the ranks use another one, the kernel path is wrong.
     transports: tuple[Transport, ...] = Field(min_length=1)
     #: The number of RDMA devices per node that carry traffic when the full link is in use.
     devices: Annotated[int, Field(ge=1)] | None = None
-    #: None: the upper bound of a rate ignores the link.
+    #: The cost of communication. If None, the upper bound of a rate ignores the link.
     link: Link | None = None
 
     @model_validator(mode="after")
@@ -111,7 +113,7 @@ class Nodes(extending.Statement):
 
 
 class EngineSettings(DataTable):
-    """How the engine is started and watched. Times are in seconds."""
+    """How to start and watch the engine. Times are in seconds."""
 
     #: The name of the engine's module in ``engines/``.
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -133,17 +135,18 @@ class EngineSettings(DataTable):
     #: and then keeps or restarts the server. ``restart`` is for GPUs: after a profiler has run,
     #: kernel launches stay slower, and later measurements would be wrong.
     profiler: Literal["off", "keep", "restart"] = "off"
-    #: Source checkouts by package. The engine must import the package from the folder if it exists.
+    #: For each package, the folder of a source checkout. If the folder exists, the engine must
+    #: import the package from there.
     checkouts: dict[Literal["vllm", "flashinfer"], str] = Field(default={})
     needs: Needs = Needs()
 
 
 class ReleaseSetting(DataTable):
-    """Arguments and variables of an engine, for some of its releases."""
+    """Arguments and environment variables for some releases of an engine."""
 
     #: The releases, as a specifier of PEP 440; empty: all releases.
     versions: Versions = ""
-    #: The name in ``fixtures/builds.toml`` of the only build that the setting is for.
+    #: The only build to which the setting applies (a name in ``fixtures/builds.toml``).
     build: builds.Name | None = None
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
@@ -156,9 +159,10 @@ class ReleaseSetting(DataTable):
 
         Args:
             identity: The engine's `builds.identity`.
-            options: The engine's command-line options, which decide if the release is unknown.
-                None: the options are unknown, too, and the setting applies.
-            more: Further arguments that the engine would get.
+            options: The engine's command-line options. If the release is unknown, the setting
+                applies if they include the setting's options. If they are None (unknown as well),
+                the setting applies.
+            more: Other arguments that the engine would get.
         """
         if self.build is not None:
             row = builds.named(identity)
@@ -179,10 +183,13 @@ NotShown = Literal["attention", "moe", "kv_layout"]
 
 
 class PathValues(DataTable):
-    """Accepted values of a resolved kernel path. None: any value."""
+    """Accepted values of a resolved kernel path.
+
+    For a field that is None, any value is accepted.
+    """
 
     attention: tuple[str, ...] | None = None
-    #: FlashInfer's decode kernel, as vLLM 0.26 and later name it: ``xqa`` or ``trtllm-gen``.
+    #: FlashInfer's decode kernel, ``xqa`` or ``trtllm-gen``, which vLLM logs from 0.26 on.
     attention_decode: tuple[str, ...] | None = None
     moe: tuple[str, ...] | None = None
     kv_layout: tuple[str, ...] | None = None
@@ -195,11 +202,14 @@ class PathValues(DataTable):
     prefix_caching: bool | None = None
     #: The length of the context (``--max-model-len``), in tokens.
     context: int | None = None
-    #: Exactly these layers are quantised beyond what the checkpoint has.
+    #: The layers that the engine must quantise in addition to those in the checkpoint, and no
+    #: others.
     requantised: tuple[str, ...] | None = None
-    #: How the experts' kernel rounds the activation between its two products.
+    #: How the experts' kernel rounds the activation between its two products: ``fused`` or
+    #: ``unfused``.
     moe_variant: tuple[str, ...] | None = None
-    #: Values that these releases do not log, each with the reason. No certificate requires them.
+    #: The fields that these releases do not log, each with the reason. A certificate does not
+    #: require these fields.
     not_shown: dict[NotShown, str] = Field(default={})
 
 
@@ -216,9 +226,11 @@ class Configuration(DataTable):
     #: Arguments in addition to those of ``[engine]``.
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
-    #: Requirements that extend those of ``[kernel_path]``, or override them key by key.
+    #: Requirements of this configuration. Each key is added to ``[kernel_path]``, or overrides the
+    #: same key there.
     path: PathValues = PathValues()
-    #: Settings by release, newest first. The first that applies to the engine is used.
+    #: Settings for releases, the newest release first. The first setting that applies to the engine
+    #: is used.
     settings: tuple[ConfigurationSetting, ...] = ()
     #: Gates of this configuration only, in addition to those of ``[performance]``.
     gates: tuple[Gate, ...] = ()
@@ -231,12 +243,12 @@ class Configuration(DataTable):
         Args:
             identity: As in `ReleaseSetting.fits`.
             options: As in `ReleaseSetting.fits`.
-            anyhow: Use the first setting if no setting applies.
+            anyhow: Whether to use the first setting if no setting applies.
 
         Returns:
-            The configuration merged with the first setting that applies, or None. The setting of a
-            build takes precedence. For an unknown release, the path of any setting that applies is
-            accepted.
+            The configuration merged with the first setting that applies; None if none applies. A
+            setting for a build takes precedence. If the release is unknown, the paths of all
+            settings that apply are accepted.
         """
         if not self.settings:
             return self
@@ -261,12 +273,12 @@ class Configuration(DataTable):
 
 
 def values_set(table: DataTable) -> dict[str, object]:
-    """Return the values of a table that the profile's file sets, by key; defaults are left out."""
+    """Return the values that the profile's file sets in a table. Defaults are left out."""
     return {name: getattr(table, name) for name in table.model_fields_set}
 
 
 def _any_of(paths: Sequence[PathValues]) -> dict[str, object]:
-    """Merge paths into values that accept each of them."""
+    """Merge several paths into one that accepts each of them."""
     if len(paths) == 1:
         return values_set(paths[0])
     not_shown: dict[NotShown, str] = {}
@@ -284,17 +296,17 @@ def _any_of(paths: Sequence[PathValues]) -> dict[str, object]:
 
 
 class PathRule(DataTable):
-    """Patterns that the log or the profile must, or must not, match under one condition."""
+    """A rule about patterns that the log or a profile of kernels must match, or must not match."""
 
-    #: The condition. Rules on the log name a ``configuration``. Rules on a profile give a regular
-    #: expression that, ignoring case, matches the whole name of the logged ``moe`` or ``attention``
-    #: backend.
+    #: When the rule applies. A rule on the log applies to a ``configuration``. A rule on a profile
+    #: of kernels has a regular expression for the whole name of the ``moe`` or ``attention``
+    #: backend in the log, ignoring case.
     when: dict[Literal["configuration", "moe", "attention"], str] = Field(
         min_length=1, max_length=1
     )
     must_see: tuple[Pattern, ...] = ()
     must_not_see: tuple[Pattern, ...] = ()
-    #: The start-up log, or the kernel names of a profile.
+    #: Where the patterns are searched: in the start-up log, or in the kernel names of a profile.
     where: Literal["log", "profile"]
     source: str = Field(min_length=3)
 
@@ -302,9 +314,11 @@ class PathRule(DataTable):
 class KernelPathRequirement(PathValues):
     """The resolved kernel path that each configuration of a profile must have."""
 
-    #: Reasons by the signature ids of accepted fallbacks, which change no kernel.
+    #: The accepted fallbacks, which change no kernel. The keys are ids of signatures, the values
+    #: are reasons.
     accepted_fallbacks: dict[str, str] = Field(default={})
-    #: Reasons by ``FIELD=VALUE``, for values that some layers may have besides the required one.
+    #: Values that some layers may have in addition to the required value. The keys are
+    #: ``FIELD=VALUE``, the values are reasons.
     accepted_also: dict[str, str] = Field(default={})
     source: str = Field(min_length=3)
     rules: tuple[PathRule, ...] = ()

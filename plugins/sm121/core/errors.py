@@ -9,7 +9,10 @@ class Sm121Error(Exception):
 
 
 class UsageError(Sm121Error):
-    """A wrong option or file. Raised before anything expensive starts; exit status 4."""
+    """A wrong option or file.
+
+    It is raised before any expensive step, and leads to exit status 4.
+    """
 
 
 class OptionError(UsageError):

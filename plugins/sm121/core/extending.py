@@ -6,15 +6,15 @@ from pydantic import BaseModel, Field
 
 from sm121.core.data_file import DataFileError, DataTable
 
-#: Tables that profiles of earlier releases had. They are ignored.
+#: Tables of profiles of earlier releases, which are ignored.
 RETIRED = ("costs",)
 
 
 class Statement(DataTable):
     """A table with one statement and its source.
 
-    A file that extends another replaces a statement as a whole. A number therefore never appears
-    with the source of another number.
+    If a file extends another file, it replaces a statement as a whole. A number is therefore never
+    combined with the source of another number.
     """
 
     source: str = Field(min_length=3)
@@ -23,16 +23,17 @@ class Statement(DataTable):
 def extended(parent: BaseModel, own: dict[str, Any], origin: str) -> dict[str, Any]:
     """Merge the table of a file into the table of the file that it extends.
 
-    Tables merge by key. Statements and lists replace the parent's, but lists whose entries have a
-    ``metric`` merge by metric. The dotted keys in ``without`` are first removed from the parent.
+    Tables are merged key by key. Statements and lists replace those of the parent, except lists
+    whose entries have a ``metric``: these are merged metric by metric. Before that, the dotted keys
+    in ``without`` are removed from the parent.
 
     Args:
-        parent: The extended file, validated.
-        own: The table of the extending file, not validated.
+        parent: The validated content of the extended file.
+        own: The table of the extending file, before validation.
         origin: The name of the extending file in errors.
 
     Returns:
-        The merged table, not validated.
+        The merged table, before validation.
 
     Raises:
         DataFileError: ``without`` names a key that the parent does not have.
@@ -47,7 +48,7 @@ def extended(parent: BaseModel, own: dict[str, Any], origin: str) -> dict[str, A
 
 
 def _remove_key(table: Any, name: object, origin: str) -> None:
-    """Remove a key, with dots between those of nested tables."""
+    """Remove a key. For a key of a nested table, the name has the keys joined by dots."""
     *path, last = str(name).split(".")
     for part in path:
         table = table.get(part, {}) if isinstance(table, dict) else {}
@@ -57,7 +58,7 @@ def _remove_key(table: Any, name: object, origin: str) -> None:
 
 
 def _merged(model: Any, before: Any, own: Any) -> Any:
-    """Merge ``own`` into ``before``, which is ``model`` as plain data."""
+    """Merge ``own`` into ``before``, which is the plain data of ``model``."""
     if isinstance(own, dict) and isinstance(before, dict) and not isinstance(model, Statement):
         inner = model if isinstance(model, dict) else dict(model)
         merged = dict(before)

@@ -1,4 +1,4 @@
-"""Write a file whole, or not at all. Describe why a file cannot be used."""
+"""Write files atomically, and describe why a file cannot be used."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from sm121.core.errors import UsageError
 
 
 def cause_of(error: Exception) -> str:
-    """Return the cause of an error in words, for a message that names the file itself.
+    """Return the cause of an error, for a message that already contains the name of the file.
 
     Args:
         error: The error. The number and the paths of an `OSError` are left out.
@@ -42,18 +42,18 @@ def refuse_unwritable(option: str, path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a file atomically: a reader sees the old or the new file, even after a crash.
+    """Write a file atomically, so that readers see the old or the new file, even after a crash.
 
     Args:
         text: The contents. Lone surrogates are written as escapes.
-        path: The file. The text is first written to ``.NAME.draft`` in the same folder; a link of
-            that name is not followed.
+        path: The file. The text is first written to ``.NAME.draft`` in the same folder; if that is
+            a symbolic link, it is not followed.
 
     Raises:
         OSError: The file cannot be written. No draft is left.
     """
     draft = path.with_name(f".{path.name}.draft")
-    draft.unlink(missing_ok=True)  # left by a crash
+    draft.unlink(missing_ok=True)  # a draft that a crash has left
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
@@ -61,6 +61,6 @@ def write_text(text: str, path: Path) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError:
-        draft.unlink(missing_ok=True)  # the disk may be full
+        draft.unlink(missing_ok=True)  # after an error, for example a full disk
         raise
     draft.replace(path)

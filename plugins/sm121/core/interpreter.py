@@ -39,7 +39,7 @@ print(json.dumps({"installed": origins(), "origins": imported}))
 
 
 class NoAnswer(errors.Sm121Error):
-    """A script of `ask` failed. The message names the interpreter and the reason."""
+    """A script that `ask` ran has failed. The message contains the interpreter and the reason."""
 
 
 def ask(
@@ -50,12 +50,12 @@ def ask(
     *,
     within_s: float = 60.0,
 ) -> Any:
-    """Run a script, and return what it prints as JSON in its last line.
+    """Run a script, and return the JSON value that it prints in its last line.
 
     Args:
         python: The interpreter.
         script: The source, or the path of a file.
-        environment: All environment variables of the script.
+        environment: The whole environment of the script.
         question: Data for the script's standard input, as JSON.
         within_s: The time limit, in seconds.
 
@@ -82,7 +82,7 @@ def ask(
         last = messages[-1] if messages else "no message"
         raise NoAnswer(f"{python} ended with {run.returncode}: {redaction.redact(last)[:200]}")
     try:
-        return json.loads(lines[-1])  # a sitecustomize may print lines before it
+        return json.loads(lines[-1])  # a sitecustomize module may print lines before it
     except ValueError as error:
         raise NoAnswer(f"{python} answered something else: {lines[-1][:200]}") from error
 
@@ -95,13 +95,14 @@ def packages(
     Args:
         python: The interpreter.
         names: The names of the packages.
-        environment: All environment variables of the interpreter.
+        environment: The whole environment of the interpreter.
 
     Returns:
-        Two items for each name: the folder (None: no such package), the version (None: unknown).
+        For each name, a list of the folder (None if the package is missing) and the version (None
+        if unknown).
 
     Raises:
-        NoAnswer: The interpreter gives no answer.
+        NoAnswer: The interpreter fails, or gives no answer in time.
     """
     source = (files("sm121.core") / "package_probe.py").read_text("utf-8")
     return dict(ask(python, source, environment, list(names)))
@@ -113,13 +114,14 @@ def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str,
     Args:
         python: The interpreter.
         name: The name of the package.
-        environment: All environment variables of the interpreter.
+        environment: The whole environment of the interpreter.
 
     Returns:
-        The keys ``version`` (None: unknown) and ``folder``; None if there is no such package.
+        A dictionary with ``version`` (None if unknown) and ``folder``; None if the package is
+        missing.
 
     Raises:
-        NoAnswer: The interpreter gives no answer.
+        NoAnswer: The interpreter fails, or gives no answer in time.
     """
     folder, version = packages(python, [name], environment)[name]
     if folder is None:
@@ -146,14 +148,14 @@ def unmet_requirements(
 
     Args:
         python: The interpreter.
-        watched: The names of required packages to check, by the package that requires them.
-        environment: All environment variables of the interpreter.
+        watched: For each package, the names of those required packages whose versions to check.
+        environment: The whole environment of the interpreter.
 
     Returns:
         The requirements that are not met; empty if the interpreter does not have `packaging`.
 
     Raises:
-        NoAnswer: The interpreter gives no answer.
+        NoAnswer: The interpreter fails, or gives no answer in time.
     """
     source = (files("sm121.core") / "requirement_probe.py").read_text("utf-8")
     question = {package: list(names) for package, names in watched.items()}
@@ -164,9 +166,10 @@ def unmet_requirements(
 class Imports:
     """The files that an interpreter imports."""
 
-    #: The file of each module; None: the interpreter does not have the module.
+    #: The file of each module; None if the interpreter does not have the module.
     origins: dict[str, str | None]
-    #: The same without PYTHONPATH and the working directory, but with editable installs.
+    #: The files that would be imported without PYTHONPATH and the working directory. Editable
+    #: installs count.
     installed: dict[str, str | None]
 
 
@@ -176,10 +179,10 @@ def imports(python: str, modules: Sequence[str], environment: Mapping[str, str])
     Args:
         python: The interpreter.
         modules: The names of top-level modules.
-        environment: All environment variables of the interpreter.
+        environment: The whole environment of the interpreter.
 
     Raises:
-        NoAnswer: The interpreter gives no answer.
+        NoAnswer: The interpreter fails, or gives no answer in time.
     """
     answer = ask(python, _IMPORTS, environment, list(modules))
     return Imports(answer["origins"], answer["installed"])
@@ -190,8 +193,9 @@ def misplaced(found: Imports, checkouts: Mapping[str, str]) -> list[str]:
 
     Args:
         found: The files of the modules.
-        checkouts: Folders by module. A module must come from its checkout if that folder has it,
-            else from the packages that are installed in the interpreter's environment.
+        checkouts: For each module, the folder of its checkout. If the module is in this folder, it
+            must be imported from there, else from the packages that are installed in the
+            interpreter's environment.
     """
     lines = []
     for name, origin in found.origins.items():

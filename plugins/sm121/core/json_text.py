@@ -1,4 +1,4 @@
-"""Write a model as JSON that every parser reads."""
+"""Convert models to JSON that every parser accepts."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from pydantic_core import PydanticSerializationError, to_json
 def json_text(model: BaseModel) -> str:
     """Return a model as JSON in ASCII.
 
-    A lone surrogate, from an engine's answer or a path, is written as an escape. Otherwise, parsers
-    would reject the file.
+    Lone surrogates, which may come from an engine's answer or a path, are written as escapes,
+    because parsers would otherwise reject the file.
     """
     try:
         return model.model_dump_json(indent=2, ensure_ascii=True)

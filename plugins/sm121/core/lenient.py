@@ -1,4 +1,4 @@
-"""Read files of other versions of the suite: unknown keys are dropped."""
+"""Read files of other versions of the suite, whose unknown keys are ignored."""
 
 from typing import Any, TypeVar
 

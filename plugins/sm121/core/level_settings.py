@@ -25,14 +25,14 @@ class Measuring(DataTable, MeasuringSettings):  # type: ignore[misc] # mypy: Dat
 
 
 class Chat(DataTable):
-    """A chat question, and a text that the final answer must contain."""
+    """A prompt for a chat, and a text that the final answer must contain."""
 
     question: str = Field(min_length=1)
     contains: str = Field(min_length=1)
 
 
 class ToolCall(DataTable):
-    """A chat question that must be answered by calling a tool."""
+    """A prompt for a chat to which the model must respond with a tool call."""
 
     question: str = Field(min_length=1)
     #: The name of the tool in ``fixtures/api/tools.json``.
@@ -45,8 +45,9 @@ class ToolCall(DataTable):
     answer_contains: str = Field(min_length=1)
 
 
-#: Abilities that a target may lack. A profile lists them with reasons, and their tests are NOT_RUN.
-#: Without the oracle, a certificate requires a golden file (``--golden``).
+#: Abilities that a target may lack. A profile lists the missing abilities with reasons, and tests
+#: that need them are NOT_RUN. If ``oracle`` is missing, a certificate requires a golden file
+#: (``--golden``).
 Ability = Literal[
     "parallel_tool_calls",
     "tools",
@@ -69,18 +70,19 @@ class ChatFormat(DataTable):
     )
     #: The id of the token that ends an answer.
     end_token: Annotated[int, Field(ge=0)] = 200_002
-    #: Special tokens that no text for users contains, besides those of harmony.
+    #: Special tokens that must not appear in texts for users, in addition to those of harmony.
     special: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     #: Whether the server separates reasoning from the answer.
     reasoning: bool = True
 
 
 class LogProbabilityTolerance(Statement):
-    """Bounds on differences of log-probabilities from the oracle's, over prompt tokens, in nats."""
+    """How much log-probabilities of prompt tokens may differ from the oracle's, in nats."""
 
     max_abs: Positive
     mean_abs: Positive
-    #: Over tokens with a probability above one half: a sharp bound even for coarse dtypes.
+    #: The largest difference over tokens with a probability above one half. This bound can be small
+    #: even for coarse dtypes.
     likely_max_abs: Positive | None = None
     likely_mean_abs: Positive | None = None
 
@@ -93,12 +95,12 @@ class AgreementBound(Statement):
     #: The largest mean difference over the positions of a run.
     mean_abs: Positive
     #: The runs may choose different tokens if the log-probabilities of these tokens differ by at
-    #: most this. 0: the tokens must be equal.
+    #: most this number. With 0, the tokens must be equal.
     fork: Annotated[float, Field(ge=0)]
 
 
 class GoldenBound(AgreementBound):
-    """Bounds on the differences from a golden file, perhaps of another build or configuration."""
+    """Bounds on the differences from a golden file, perhaps from another build or configuration."""
 
     #: The largest mean KL divergence, over the most likely tokens, in nats.
     mean_divergence: Positive
@@ -106,7 +108,7 @@ class GoldenBound(AgreementBound):
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-#: The metrics of the accuracy cost, each with its unit and whether higher is better.
+#: The metrics of the accuracy cost of rounding. Each has its unit, and whether higher is better.
 PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
     "price_kl": ("nats", False),
     "price_likeliest": ("%", True),
@@ -117,9 +119,9 @@ PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
 class Price(DataTable):
     """The accepted accuracy cost of one rounding."""
 
-    #: All rounding beyond the checkpoint's own, in the syntax of ``--rounding``.
+    #: All rounding in addition to that of the checkpoint, in the syntax of ``--rounding``.
     rounding: str = Field(min_length=2)
-    #: Gates on metrics of `PRICES`, with or without a depth (``price_kl@d8192``).
+    #: Gates on metrics of `PRICES`, with or without a depth (for example ``price_kl@d8192``).
     gates: tuple[Gate, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -132,7 +134,7 @@ class Price(DataTable):
 
 
 def _accepted_prices() -> str:
-    """Return the metrics, units and thresholds of prices, for an error message."""
+    """Return which metrics, units and thresholds a price may have, for an error message."""
     rows = []
     for metric, (unit, higher_is_better) in PRICES.items():
         threshold = "minimum" if higher_is_better else "at_most"
@@ -143,7 +145,7 @@ def _accepted_prices() -> str:
 class Score(Statement):
     """A task of lm-evaluation-harness, and the score that a correct server reaches.
 
-    The source names the publisher of the score, and the reason for the margin below it.
+    ``source`` names the publisher of the score, and why `at_least` is lower than that score.
     """
 
     #: The minimum share of correct answers.
@@ -162,12 +164,13 @@ class Score(Statement):
     answer_tokens: Count
     #: The time limit of the task, in seconds.
     within_s: Positive
-    #: Only in ``fixtures/scores/TASK.toml``: the number of tries of each question in each API.
+    #: The number of tries of each question with each API. It is set only in
+    #: ``fixtures/scores/TASK.toml``.
     tries: Count | None = None
 
 
 class Band(Statement):
-    """The range in which a mean must lie."""
+    """The range in which a mean must be."""
 
     low: Positive
     high: Positive
@@ -180,7 +183,7 @@ class Band(Statement):
 
 
 class Correctness(DataTable):
-    """The questions of the correctness level, and their tolerances."""
+    """The prompts of the correctness level, and their tolerances."""
 
     #: The exam: the name of a file in ``fixtures/exams``, or a path.
     exam: str = Field(min_length=1)
@@ -188,38 +191,45 @@ class Correctness(DataTable):
     chat_format: ChatFormat = ChatFormat()
     max_answer_tokens: Count = 512
     tool_calls: tuple[ToolCall, ...] = ()
-    #: A question that must be answered by several calls in one turn.
+    #: A prompt to which the model must respond with several tool calls in one turn.
     parallel_question: str = "What is the weather in Paris and in Tokyo?"
-    #: The number of calls that this question requires.
+    #: The number of calls that this prompt requires.
     parallel_calls: Annotated[int, Field(ge=2)] = 2
     #: The number of tries of each chat and tool call, all of which must pass (pass^k).
     repeats: Count = 3
     #: Abilities that the target of this profile lacks, with the reasons.
     cannot: dict[Ability, str] = Field(default={})
-    #: By dtype of the engine. Other dtypes are not compared with the oracle.
+    #: For each dtype of the engine, the tolerance against the oracle. Other dtypes are not
+    #: compared.
     log_probability_tolerance: dict[Dtype, LogProbabilityTolerance] = Field(default={})
-    #: By dtype: between answers of one server to one prompt, sent in different ways.
+    #: For each dtype, the tolerance between answers of one server to the same prompt, sent in
+    #: different ways.
     agreement: dict[Dtype, AgreementBound] = Field(default={})
-    #: By dtype: between the answers and a golden file.
+    #: For each dtype, the tolerance between the answers and a golden file.
     golden: dict[Dtype, GoldenBound] = Field(default={})
-    #: The server's rounding beyond the checkpoint's own, in the syntax of ``--rounding``. None: it
-    #: is derived from the server's kernel path.
+    #: The server's rounding in addition to that of the checkpoint, in the syntax of ``--rounding``.
+    #: If None, it is derived from the server's kernel path.
     rounding: str | None = Field(default=None, min_length=2)
     #: The accepted accuracy costs of roundings. The cost of any other rounding is measured but not
     #: judged.
     prices: tuple[Price, ...] = ()
-    #: Configurations that must give the same answers (``--slow``; each needs a start).
+    #: Configurations that must give the same answers. They are compared only with ``--slow``,
+    #: because each needs a start.
     same_answers: tuple[ConfigurationName, ...] = ()
-    #: Published scores. The suite itself runs those with ``tries``; lm-evaluation-harness, in the
-    #: Python given with ``--scores``, runs the rest.
+    #: Published scores. The suite itself runs those that have ``tries``. lm-evaluation-harness runs
+    #: the others, in the Python of ``--scores``.
     scores: tuple[Score, ...] = ()
-    #: The mean number of tokens of the answers to ``fixtures/answers/questions.toml``.
+    #: The range for the mean length, in tokens, of answers to the prompts in
+    #: ``fixtures/answers/questions.toml``.
     mean_answer_tokens: Band | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _without_old_keys(cls, data: Any) -> Any:
-        """Ignore a retired key; refuse ``known_answers`` and name its new place."""
+        """Ignore a retired key.
+
+        Refuse ``known_answers``, with an error that names its new place.
+        """
         if isinstance(data, dict) and "known_answers" in data:
             raise ValueError(
                 "known_answers: expected in the exam, a line each: "
@@ -241,7 +251,7 @@ class Correctness(DataTable):
 
 
 def _chosen(value: float, why: str) -> Sourced:
-    """Return a number that this project chose, with the reason as its source."""
+    """Return a number that this project chose. The reason is given as its source."""
     return Sourced(value=value, source=f"chosen: {why}")
 
 
@@ -253,10 +263,10 @@ class StressSizes(DataTable):
     load_requests: Sourced
     load_concurrency: Sourced
     long_generation_tokens: Sourced
-    #: The largest growth of memory, as a fraction of the machine's memory. Of this limit and
-    #: ``memory_growth_gb``, the smaller one applies.
+    #: The largest growth of memory, as a fraction of the machine's memory. If ``memory_growth_gb``
+    #: is smaller, that limit applies.
     memory_growth_fraction: Sourced
-    #: The largest growth of memory, in 10**9 bytes.
+    #: The largest growth of memory, in 10**9 bytes. See ``memory_growth_fraction``.
     memory_growth_gb: Sourced
     #: The length of each answer of a load, in tokens.
     answer_tokens: Sourced = _chosen(32, "short answers, so that requests begin and end often")
@@ -264,20 +274,20 @@ class StressSizes(DataTable):
     mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
     #: The mean arrival rate in these processes, in requests per second.
     arrivals_per_s: Sourced = _chosen(4, "more than a slow server runs at once, but the queue ends")
-    #: The time after which a load starts no further request, once half of the requests have
-    #: started. It is for profiles of slow machines. None: all requests are sent.
+    #: For slow machines: after this time, a load starts no further request, if it has started at
+    #: least half of them. If None, all requests are sent.
     load_s: Sourced | None = None
-    #: How long short prompts are sent, one at a time, while other requests decode.
+    #: For how long short prompts are sent, one at a time, while other requests decode.
     joining_s: Sourced = _chosen(10, "enough for prompts to join each number of decoding requests")
     #: A server counts as hung if its running requests get no token for this long.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
     #: The time limit of a request.
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
-    #: The longest time until a client notices that a server was stopped.
+    #: The maximum time until a client notices that a server was stopped.
     stop_learned_within_s: Sourced = _chosen(
         10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
     )
-    #: The largest ratio of the slowest request of a load to the median.
+    #: The largest ratio of the duration of a load's slowest request to the median duration.
     tail_factor: Sourced = _chosen(10, "waiting in a queue slows a request less than ten times")
     #: A request that takes less time than this never counts as slow.
     tail_floor_s: Sourced = _chosen(2, "longer than a garbage collection, or other work, takes")
@@ -287,26 +297,27 @@ class StressSizes(DataTable):
     memory_growth_kib_per_request: Sourced = _chosen(
         512, "half of a leak of 1 MiB for each request, which must be detected"
     )
-    #: The largest growth in a day, at the rate of the load, as a fraction of the machine's memory.
+    #: The largest growth of memory, extrapolated from the load to a day, as a fraction of the
+    #: machine's memory.
     memory_growth_per_day: Sourced = _chosen(
         0.05, "the free memory beside gpt-oss-120b on a GB10, about a fifth, lasts for four days"
     )
     #: The largest growth of open handles for each request.
     handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")
-    #: The run ends if less memory is available, in GiB.
+    #: If less memory than this is available, the suite ends the run, in GiB.
     memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
 
 
 class TimedChats(Statement):
-    """Chats as users have them: streamed, sampled by the model's settings, and complete."""
+    """How to time chats like those of users: streamed, sampled as the model specifies, complete."""
 
     questions: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
-    #: The minimum length of an answer whose rate counts, in tokens.
+    #: Shorter answers are not used for the rate, in tokens.
     at_least: Count = 512
     #: The length at which an answer is truncated, in tokens.
     at_most: Count = 1024
     #: The minimum rate of these answers, as a fraction of the decode rate of the plan's longest
-    #: answers. None: no minimum.
+    #: answers. If None, there is no minimum.
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
@@ -324,17 +335,20 @@ class Performance(DataTable):
 class Regression(DataTable):
     """How much worse than in earlier runs a metric may be."""
 
-    #: The largest change for the worse, as a fraction of the earlier value.
+    #: By how much a metric may be worse, as a fraction of the earlier value.
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    #: The same, for the metrics to which ``threshold`` does not apply.
+    #: Other thresholds for single metrics, which replace ``threshold``.
     metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default={})
-    #: How much the rates and times of one build vary from run to run. Such differences are allowed
-    #: between runs, for metrics that are not in ``metrics``, but not with ``--ab``.
+    #: By how much rates and times of the same build vary from run to run, as a fraction. Between
+    #: runs, such differences are allowed for metrics that are not in ``metrics``. With ``--ab``
+    #: they are not allowed.
     runs_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    #: How much they vary from start to start: on an H200, one start in four was 7 % slower. One run
-    #: cannot tell whether a smaller difference is due to the build or to the start.
+    #: By how much rates and times vary from start to start, as a fraction. On an H200, one start in
+    #: four was 7 % slower. For a smaller difference, one run cannot show whether the build or the
+    #: start is the cause.
     starts_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.08
-    #: How much worse the cost of rounding may be than in an earlier run, in its own unit.
+    #: By how much the accuracy cost of rounding may be worse than in an earlier run, in the unit of
+    #: the metric.
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"price_kl": 0.0005, "price_likeliest": 2.0, "price_right_answer": 0.05}
     )
@@ -343,7 +357,7 @@ class Regression(DataTable):
     source: str = Field(min_length=3, default="this project's requirement: 5 %")
 
     def of_price(self, metric: str) -> float:
-        """Return how much worse a cost of rounding may be, in its unit; infinite if allowed."""
+        """Return by how much a rounding cost may be worse; infinite if `price_allowed`."""
         if self.price_allowed:
             return math.inf
         return self.prices.get(without_depth(metric), 0.0)
@@ -353,7 +367,7 @@ class Regression(DataTable):
 
         Args:
             metric: The metric.
-            unit: Its unit. For a unit that is no rate or time, the result is 0.
+            unit: The unit of the metric. If it is not that of a rate or a time, the result is 0.
         """
         is_timed = unit in ("tok/s", "ms", "µs") and metric not in self.metrics
         return self.starts_differ_by if is_timed else 0.0
@@ -374,30 +388,33 @@ class Regression(DataTable):
 class Box(DataTable):
     """Reference readings of a healthy machine of this architecture.
 
-    None: there is no reference, and the machine is judged by the stability of its readings.
+    If a field is None, there is no reference, and the machine is judged by the stability of its
+    readings.
     """
 
     bandwidth_gb_s: Sourced | None = None
     matrix_tflop_s: Sourced | None = None
-    #: The bandwidth range of healthy machines. A gate uses it until the bandwidth was measured.
+    #: The memory bandwidth of healthy machines. A gate uses it as long as the bandwidth was not
+    #: measured.
     healthy_gb_s: Band | None = None
-    #: The SM clock under load.
+    #: The SM clock of a healthy GPU under load.
     sm_clock_mhz: Sourced | None = None
-    #: The remedy for less than half of that clock, which no power limit explains.
+    #: What to do if the clock is less than half of ``sm_clock_mhz`` and no power limit explains
+    #: this.
     sm_clock_remedy: str | None = None
-    #: The minimum SM clock of a machine whose clock is not capped.
+    #: A GPU with at least this SM clock is not capped.
     sm_clock_uncapped_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None
-    #: Whether a healthy machine reaches its power limit under load, as data-centre GPUs do. If not,
-    #: a power cap is a defect.
+    #: Whether a healthy machine reaches its power limit under load, as data-centre GPUs do. If
+    #: false, throttling by a power cap is a defect.
     runs_at_its_power_limit: bool = True
     #: The largest spread of repeated readings: (third quartile - first quartile) / median.
     max_spread: Annotated[float, Field(gt=0)] = 0.25
     #: The largest change between the readings before and after the measurements, as a fraction.
     max_drift: Annotated[float, Field(gt=0)] = 0.25
-    #: The largest share of the CPU for other processes.
+    #: The largest share of the CPU that other processes may use.
     max_other_load: Annotated[float, Field(gt=0, le=1)] = 0.25
-    #: The largest possible rate, as a multiple of bandwidth / bytes per token.
+    #: A rate above this multiple of (bandwidth / bytes per token) is impossible.
     roofline_tolerance: Annotated[float, Field(ge=1)] = 1.15
 
 
@@ -406,10 +423,10 @@ class MatrixPlan(DataTable):
 
     #: The axes: the name of a file in ``fixtures/matrix``, or a path.
     axes: str = Field(min_length=1)
-    #: Axes of that file that stay at their baseline, with the reasons. With ``--matrix-axes``, all
-    #: axes are varied.
+    #: Axes of that file that are not varied, with the reasons. With ``--matrix-axes``, all axes are
+    #: varied.
     left_out: dict[str, str] = Field(default_factory=dict)
-    #: The number of axes whose values are combined in all ways.
+    #: All combinations of values of this many axes are covered (2: pairwise).
     strength: Count = 2
     #: The names of the prompts in ``fixtures/answers/prompts.toml``; empty: all of them.
     prompts: tuple[str, ...] = ()
@@ -426,7 +443,7 @@ class MatrixPlan(DataTable):
     warm_up_requests: Count = 4
     drift_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     second_clock_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    #: How much lower than the baseline's a rate may be, unless the axes set another limit.
+    #: By how much a rate may be lower than the baseline's, unless the axes set another limit.
     may_be_slower: Sourced
     #: The maximum number of server starts for finding the smallest failing sets of values.
     isolation_boots: Annotated[int, Field(ge=0)] = 8
@@ -442,11 +459,11 @@ class Certify(DataTable):
 
     #: No test of these levels may be skipped or deselected. Tests of other levels do not run.
     levels: tuple[Level, ...]
-    #: The required state of the box.
+    #: The required result of the check of the machine.
     box: Literal["QUALIFIED", "any"] = "QUALIFIED"
     #: The fields of the kernel path that must be known.
     path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
-    #: The shortest accepted soak (``--soak``), in seconds; 0: none is required.
+    #: The minimum duration of the soak (``--soak``), in seconds. With 0, no soak is required.
     soak_s: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("levels")
@@ -464,11 +481,11 @@ class Certify(DataTable):
 class Severities(DataTable):
     """The severities whose failures count. Failures of other severities are only listed."""
 
-    #: For the verdict of a run.
+    #: The severities that count for the verdict of a run.
     verdict: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
-    #: For a run that is compared with a trusted run (``--against``).
+    #: The severities that count if a run is compared with a trusted run (``--against``).
     against: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
-    #: For a certificate.
+    #: The severities that count for a certificate.
     certificate: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
 
     @field_validator("*")

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-#: The lock file of a folder that servers write to. Each server's supervisor holds a shared lock.
+#: The lock file in a folder to which servers write. Each server's supervisor holds a shared lock.
 SERVERS = ".servers.lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -31,7 +31,7 @@ def try_lock(lock: IO[str], kind: int) -> bool:
         kind: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
 
     Returns:
-        Whether this process has the lock now.
+        Whether this process got the lock.
     """
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)

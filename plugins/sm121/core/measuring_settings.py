@@ -1,4 +1,4 @@
-"""The rounds and bounds of a measurement, and the bounds of numbers in data files."""
+"""The settings of a measurement, and a type for the bounds of numbers in data files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,27 +35,29 @@ class MeasuringSettings:
     rounds: Count = 5
     #: The maximum number of rounds for a gate.
     maximum_rounds: Count = 80
-    #: The number of requests with the shortest answers, which the second clock compares with long
-    #: ones.
+    #: The number of requests with the shortest answers. Their times are compared with those of long
+    #: requests, as a second way to compute the rate.
     short_rounds: Count = 3
-    #: The numbers of concurrent streams that are measured, besides one stream, at the first depth.
-    #: They lie on both sides of the sizes of captured CUDA graphs (1, 2, 4, 8), and above the
-    #: number of requests that are served at once.
+    #: The numbers of concurrent streams that are measured at the first depth, in addition to one
+    #: stream. Some are above and some below the batch sizes of captured CUDA graphs (1, 2, 4, 8),
+    #: and one is larger than the number of requests that are served at once.
     concurrency: tuple[Count, ...] = (2, 5, 8, 10)
     concurrency_rounds: Count = 3
-    #: The draft positions whose acceptance rate is measured, with speculative decoding.
+    #: With speculative decoding, the draft positions whose acceptance rates are measured.
     draft_positions: tuple[Count, ...] = (1, 2, 3)
     #: The maximum number of requests that ``--percentiles`` sends for a percentile.
     tail_requests: Count = 473
-    #: Token ids below this are plain tokens; the special tokens of o200k_harmony begin at this id.
+    #: Token ids below this number are ordinary tokens. The special tokens of o200k_harmony begin at
+    #: this id.
     vocabulary: Count = 199_998
-    #: The largest difference between the second clock and the first, as a fraction.
+    #: The largest difference between the rate of a stream and the rate from the difference between
+    #: long and short requests, as a fraction.
     second_clock_bound: Fraction = 0.02
-    #: The largest share of a measured time that may be delays of the client.
+    #: The largest accepted share of the client's delays in a measured time.
     client_lag_bound: Fraction = 0.01
-    #: The largest change of the rate during its measurement, as a fraction.
+    #: The largest accepted change of the rate during its measurement, as a fraction.
     drift_bound: Fraction = 0.05
-    #: The largest difference between the last warm-up requests, as a fraction.
+    #: The largest accepted difference between the last warm-up requests, as a fraction.
     warm_bound: Fraction = 0.10
     warm_up_requests: Count = 6
     #: The time limit of a request.

@@ -1,6 +1,6 @@
-"""The name of a metric: ``tg32@d4096`` is ``tg32`` after 4,096 tokens of context.
+"""Names of metrics. For example, ``tg32@d4096`` is ``tg32`` after 4,096 tokens of context.
 
-Names are keys of verdict.json: in a stored run, only its name identifies a metric.
+The names are keys of verdict.json. In a stored run, a metric is identified only by its name.
 """
 
 #: The prefix of metric names in an A/B comparison.
@@ -11,7 +11,7 @@ def of_ab(name: str) -> str:
     """Return the name under which an A/B comparison stores a metric.
 
     Args:
-        name: The metric's name in a run of one side.
+        name: The metric's name in a normal run.
     """
     return f"{_AB}{name}"
 
@@ -26,7 +26,7 @@ def is_of_ab(name: str) -> bool:
 
 
 def without_depth(name: str) -> str:
-    """Return a metric's name without the depth: ``price_kl`` for ``price_kl@d8192``.
+    """Return a metric's name without the depth, for example ``price_kl`` for ``price_kl@d8192``.
 
     Args:
         name: The name, with or without a depth.
@@ -35,7 +35,7 @@ def without_depth(name: str) -> str:
 
 
 def depth_of(name: str) -> int | None:
-    """Return the depth in a metric's name: 4096 for ``tg32@d4096``.
+    """Return the depth in a metric's name, for example 4096 for ``tg32@d4096``.
 
     Args:
         name: The name.

@@ -10,8 +10,9 @@ def folder_of(name: str, environment: Mapping[str, str] = os.environ) -> Path | 
 
     Args:
         name: A folder, or an id on the Hugging Face hub. For an id, the folder is the snapshot of
-            the branch ``main`` in the hub's cache, as for an engine.
-        environment: Variables; ``HF_HOME`` and ``HF_HUB_CACHE`` name the cache.
+            the branch ``main`` in the hub's cache, which engines use, too.
+        environment: The environment variables, of which ``HF_HOME`` and ``HF_HUB_CACHE`` name the
+            cache.
     """
     if Path(name).is_dir():
         return Path(name)

@@ -2,18 +2,18 @@
 
 from decimal import Decimal
 
-#: The maximum number of decimals; it distinguishes any two floats that are not very small.
+#: The maximum number of decimals, with which any two floats differ unless they are very small.
 _MOST_DECIMALS = 17
 
 
 def number(value: float | None) -> str:
-    """Format a number with four significant digits, but with all digits before the point.
+    """Format a number with four significant digits. Digits before the point are never dropped.
 
     Args:
         value: The number. None becomes an empty text.
 
     Returns:
-        The digits, without an exponent or separators: ``17280``, ``52.39``, ``0.0003``.
+        The digits without exponents or separators, for example ``17280``, ``52.39`` or ``0.0003``.
     """
     if value is None:
         return ""
@@ -26,10 +26,10 @@ def apart(value: float, limit: float | None) -> str:
 
     Args:
         value: The number.
-        limit: The number that it is compared with. None: no limit.
+        limit: The number with which the value is compared; None if there is no limit.
 
     Returns:
-        The text of `number`; if that is also the text of the limit, a text with up to 17 decimals.
+        The text of `number`. If the limit has the same text, a text with up to 17 decimals.
     """
     if limit is None or value == limit or number(value) != number(limit):
         return number(value)

@@ -11,7 +11,7 @@ A package that owns options has a module ``options`` with a function for each gr
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-#: Returns the value of an option by its name on the command line; None if it was not given.
+#: Returns the value of the option with a given command-line name; None if it was not given.
 Option: TypeAlias = Callable[[str], Any]
 
 

@@ -6,14 +6,15 @@ from importlib.resources import files
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-#: The name of the plugin for pytest's ``-p``. It is the last of the suite's own arguments.
+#: The name of the plugin for pytest's ``-p``. In a command line, the suite's own arguments end with
+#: it.
 PLUGIN = "sm121.plugin"
 #: A file by which the folder of the suite's tests is recognised.
 _FIRST = "test_smoke.py"
 
 
 def folder() -> Path:
-    """Return the folder with the suite's ``tests/``, to which ids of tests are relative.
+    """Return the folder that contains the suite's ``tests/``. The ids of tests are relative to it.
 
     The folder is the checkout, or the package if the suite was installed.
     """
@@ -34,7 +35,7 @@ def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
         given: The arguments that the user typed.
     """
     result = ["-c", str(settings()), "--rootdir", str(folder())]
-    # Without its cache, pytest refuses the setting.
+    # If the cache plugin is disabled, pytest refuses this setting.
     if not any("no:cacheprovider" in word for word in given):
         result += ["-o", f"cache_dir={started_in / '.pytest_cache'}"]
     return [*result, "-p", PLUGIN, *given]
@@ -43,7 +44,7 @@ def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
 def certified_words() -> list[str]:
     """Return the arguments that ``sm121 certify`` passes to pytest.
 
-    They select the suite's settings, tests and plugins, and no others.
+    They select the suite's own settings, tests and plugins, and exclude all others.
     """
     own_files = ["-c", str(settings()), "--rootdir", str(folder()), "--noconftest"]
     plugins = ["no:cacheprovider", "pytest_benchmark.plugin", "pytest_timeout", PLUGIN]
@@ -75,7 +76,7 @@ def command(given: Sequence[str], started_in: Path) -> list[str]:
 
 
 def has_every_level(path: Path) -> bool:
-    """Check whether a path is the suite's ``tests/`` or its checkout, which contain all levels."""
+    """Check whether a path contains all levels: it is the suite's ``tests/`` or its checkout."""
     return any((folder / _FIRST).is_file() for folder in (path, path / "tests"))
 
 
@@ -89,11 +90,11 @@ def has_levels(path: Path) -> bool:
 
 
 def located(path: str) -> str:
-    """Return a path or node id, made absolute if it names one of the suite's own tests.
+    """Return a path or node id. If it names one of the suite's own tests, make it absolute.
 
     Args:
-        path: The path or the node id. It is returned unchanged if the file exists in the working
-            directory.
+        path: The path or the node id. If the file exists in the working directory, it is returned
+            unchanged.
     """
     name = path.partition("::")[0]
     is_shipped = not Path(name).exists() and Path(name).parts[:1] == ("tests",)

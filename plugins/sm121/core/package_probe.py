@@ -1,8 +1,8 @@
 """Find the folders and versions of packages without importing them.
 
-The module also runs in an engine's environment (``python -c``), so it imports the standard library
-only. There it reads a list of names as JSON from standard input, and prints the result of
-`find_packages` as JSON.
+The module also runs in an engine's environment (``python -c``), so it imports only the standard
+library. In this case, it reads a list of names as JSON from standard input, and prints the result
+of `find_packages` as JSON.
 """
 
 import importlib.metadata
@@ -25,13 +25,14 @@ def find_packages(names: list[str]) -> dict[str, list[str | None]]:
         names: Names of top-level packages.
 
     Returns:
-        Two items for each name: the folder (None: no such package), the version (None: unknown).
+        For each name, a list of the folder (None if the package is missing) and the version (None
+        if unknown).
     """
     answer: dict[str, list[str | None]] = {}
     for name in names:
         try:
             spec = importlib.util.find_spec(name)
-        except ValueError:  # sys.modules has a module of that name without a __spec__
+        except ValueError:  # sys.modules contains a module of that name without a __spec__
             spec = None
         folders = list(spec.submodule_search_locations or []) if spec is not None else []
         if spec is not None and not folders and spec.origin is not None:
@@ -45,7 +46,8 @@ def find_packages(names: list[str]) -> dict[str, list[str | None]]:
 def _version(name: str, folder: Path) -> str | None:
     """Return the version of the package in a folder, or None.
 
-    The metadata of an installed package does not describe a checkout on PYTHONPATH.
+    The metadata of an installed package are not used for a checkout on PYTHONPATH, which they do
+    not describe.
     """
     file = folder / "_version.py"
     match = _VERSION.search(file.read_text("utf-8")) if file.is_file() else None
@@ -62,9 +64,9 @@ def _version(name: str, folder: Path) -> str | None:
 
 
 def _distributions(name: str) -> Iterator[str]:
-    """Yield names of distributions that may contain a package, the likely ones first."""
+    """Yield the names of distributions that may contain a package, the most likely ones first."""
     yield from (name, f"{name}-python", f"{name}-cpu")
-    # Building the index of all distributions takes a second.
+    # Building the index of all distributions takes a second, so it is the last resort.
     yield from importlib.metadata.packages_distributions().get(name, ())
 
 

@@ -12,6 +12,6 @@ def printable(text: str) -> str:
 
 
 def some_of(texts: Sequence[str], limit: int) -> str:
-    """Join the first texts of a list with commas, and append how many more there are."""
+    """Join the first `limit` texts with commas, and append how many more there are."""
     more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
     return ", ".join(texts[:limit]) + more

@@ -1,7 +1,7 @@
-"""Profiles: the requirements on a target, as data.
+"""Profiles: TOML files with the requirements on a target.
 
-A profile is one TOML file, which is validated as a whole when it is loaded. A mistake is reported
-as one line with the file, the key and the expected value.
+A profile is validated as a whole when it is loaded. A mistake is reported in one line with the
+file, the key and the expected value.
 """
 
 import fnmatch
@@ -28,17 +28,17 @@ SCHEMA_VERSION = 1
 
 
 class PlanRow(DataTable):
-    """The part of a profile that ``--plan NAME`` runs. A key that is not set excludes nothing."""
+    """The part of a profile that ``--plan NAME`` runs. A key that is not set has no effect."""
 
     purpose: str = Field(min_length=3)
     levels: tuple[Level, ...] = Field(default=get_args(Level), min_length=1)
-    #: The only tests of a level that run: test names, in which ``*`` matches any text, or markers.
+    #: For a level of which only some tests run: their markers, or names with ``*`` for any text.
     tests: dict[Level, tuple[Annotated[str, Field(min_length=1)], ...]] = Field(default={})
-    #: The only depths of ``[performance]`` that are measured.
+    #: The depths of ``[performance]`` that are measured; all if None.
     depths: tuple[int, ...] | None = Field(default=None, min_length=1)
-    #: The only answer lengths of ``[performance]`` that are measured.
+    #: The answer lengths of ``[performance]`` that are measured; all if None.
     generated_tokens: tuple[int, ...] | None = Field(default=None, min_length=1)
-    #: The only numbers of streams of ``[performance.measuring]`` that are measured.
+    #: The numbers of streams of ``[performance.measuring]`` that are measured; all if None.
     concurrency: tuple[int, ...] | None = None
     #: The number of rounds of each cell.
     rounds: Count | None = None
@@ -55,8 +55,8 @@ class PlanRow(DataTable):
 
         Args:
             level: The test's level.
-            name: Its name without parameters.
-            markers: The names of its markers.
+            name: The test's name without parameters.
+            markers: The names of the test's markers.
         """
         if level not in self.levels:
             return False
@@ -70,7 +70,7 @@ def named(entry: str, name: str, markers: Collection[str]) -> bool:
     Args:
         entry: The entry: the name of a marker, or a pattern for names of tests.
         name: The test's name without parameters.
-        markers: The names of its markers.
+        markers: The names of the test's markers.
     """
     return entry in markers or fnmatch.fnmatchcase(name, entry)
 
@@ -84,7 +84,7 @@ class Profile(DataTable):
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     #: The profile that this one extends: the name of a shipped profile, or a path relative to this
-    #: file. It is not dumped, so that profiles with the same merged contents have equal dumps.
+    #: file. The field is not serialised, so that profiles with the same merged contents are equal.
     extends: str | None = Field(default=None, exclude=True)
     #: The dotted keys of the extended profile that this one removes.
     without: tuple[str, ...] = Field(default=(), exclude=True)
@@ -92,18 +92,18 @@ class Profile(DataTable):
     arch: str
     model: engine_settings.Model
     engine: engine_settings.EngineSettings
-    #: The machines that the server spans. None: one machine.
+    #: The machines that the server spans. If None, it runs on one machine.
     nodes: engine_settings.Nodes | None = None
-    #: The configuration that is judged.
+    #: The configuration that is tested and measured.
     under_test: str
-    #: The configuration that must also work.
+    #: The configuration with which ``under_test`` is compared, and which must also work.
     baseline: str
-    #: The first of these that the engine supports is judged in place of ``under_test``.
+    #: The first of these that the engine supports is tested in place of ``under_test``.
     fastest: tuple[ConfigurationName, ...] = ()
-    #: The configuration whose own gates apply (`judging`). None: those of ``[performance]`` apply.
+    #: The configuration whose own gates apply; if None, those of ``[performance]`` apply.
     question: str | None = Field(default=None, exclude=True)
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
-    #: The configurations that the judged engine does not support (`judging`).
+    #: The configurations that the engine under test does not support (`judging`).
     lacking: dict[ConfigurationName, Configuration] = Field(default={}, exclude=True)
     kernel_path: KernelPathRequirement
     correctness: level_settings.Correctness
@@ -112,7 +112,7 @@ class Profile(DataTable):
     regression: level_settings.Regression = level_settings.Regression()
     box: level_settings.Box | None = None
     matrix: level_settings.MatrixPlan | None = None
-    #: The plans by name, without ``full``.
+    #: The plans, except ``full``; the keys are their names.
     plans: dict[ConfigurationName, PlanRow] = Field(default={})
     certify: level_settings.Certify
     severities: level_settings.Severities = level_settings.Severities()
@@ -143,7 +143,7 @@ class Profile(DataTable):
         return self
 
     def _require_configurations(self) -> None:
-        """Raise ValueError for a key that names a configuration which does not exist."""
+        """Raise ValueError if a key names a configuration that does not exist."""
         named = [("under_test", self.under_test), ("baseline", self.baseline)]
         for name in self.correctness.same_answers:
             named.append(("correctness.same_answers", name))
@@ -159,7 +159,7 @@ class Profile(DataTable):
                 raise ValueError(f"{key}: expected one of [configurations] ({names}), got {name!r}")
 
     def _require_valid_plans(self) -> None:
-        """Raise ValueError for a plan with a reserved name, or with sizes that are not measured."""
+        """Raise ValueError if a plan has a reserved name, or sizes that are not measured."""
         for name, row in self.plans.items():
             if name == FULL:
                 raise ValueError(f"plans.{FULL}: expected another name: {FULL} is {_FULL.purpose}")
@@ -174,7 +174,7 @@ class Profile(DataTable):
                     )
 
     def _planned_sizes(self) -> dict[str, tuple[int, ...]]:
-        """Return the sizes that are measured, by the key of a plan that selects some of them."""
+        """Return the measured sizes. The keys are those with which a plan selects some of them."""
         return {
             "depths": self.performance.depths,
             "generated_tokens": self.performance.generated_tokens,
@@ -182,7 +182,7 @@ class Profile(DataTable):
         }
 
     def _require_performance_certified(self) -> None:
-        """Raise ValueError for gates whose level a certificate does not require."""
+        """Raise ValueError if there are gates, but a certificate does not require their level."""
         gates = list(self.performance.gates)
         for configuration in self.configurations.values():
             gates.extend(configuration.gates)
@@ -196,10 +196,10 @@ class Profile(DataTable):
         """Return a plan.
 
         Args:
-            name: Its name, or `FULL`.
+            name: The name of the plan, or `FULL`.
 
         Raises:
-            UsageError: The profile has no such plan. The message lists its plans.
+            UsageError: The profile has no plan of this name. The message lists its plans.
         """
         plans = {**self.plans, FULL: _FULL}
         if name not in plans:
@@ -218,20 +218,20 @@ class Profile(DataTable):
         """Return the profile resolved for one configuration and one engine.
 
         The gates are those of ``[performance]``, then those of the configuration. If the user named
-        a configuration that has gates, these come first, and the gates on rates in
-        ``[performance]`` are dropped.
+        a configuration that has its own gates, these come first, and the gates on rates in
+        ``[performance]`` do not apply.
 
         Args:
-            configuration: The name of the configuration that a user named. None: the first of
-                ``fastest`` that the engine supports, else ``under_test``.
+            configuration: The configuration that the user named. If None, the first one in
+                ``fastest`` that the engine supports is used, or else ``under_test``.
             identity: The engine's `builds.identity`.
-            options: The engine's command-line options; None: unknown.
+            options: The engine's command-line options; None if they are unknown.
 
         Returns:
             The profile, with its configurations resolved for the engine.
 
         Raises:
-            UsageError: There is no such configuration, or the engine does not support it or the
+            UsageError: The configuration does not exist, or the engine does not support it or the
                 baseline.
         """
         resolved = self._resolved(configuration, identity, options)
@@ -273,7 +273,7 @@ class Profile(DataTable):
     def _resolved(
         self, configuration: str | None, identity: str | None, options: Collection[str] | None
     ) -> dict[str, Configuration | None]:
-        """Return each configuration resolved for an engine, or None; the arguments as in `judging`.
+        """Return each configuration resolved for an engine; None if the engine does not support it.
 
         An engine with unknown options may be a build that supports the named configuration.
         """
@@ -309,7 +309,7 @@ class Profile(DataTable):
         )
 
     def arguments_of(self, started: ServerConfiguration | None) -> tuple[str, ...]:
-        """Return a server's arguments; for None, an attached server, those of ``under_test``."""
+        """Return a server's arguments; those of ``under_test`` for an attached server (None)."""
         if started is not None:
             return started.arguments
         return (*self.engine.arguments, *self.configurations[self.under_test].arguments)
@@ -318,9 +318,9 @@ class Profile(DataTable):
         """Return the requirements on the kernel path of a configuration.
 
         Args:
-            configuration: Its name. If the profile does not have it, ``[kernel_path]`` applies.
-            requested: Fields whose values were chosen by the user who started the server. Only the
-                configuration's requirements on them apply, not those in ``[kernel_path]``.
+            configuration: The name; if the profile lacks it, ``[kernel_path]`` applies.
+            requested: Fields whose values the user who started the server chose. For these, only
+                the configuration's requirements apply, not those in ``[kernel_path]``.
         """
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
         row = {**self.lacking, **self.configurations}.get(configuration)
@@ -330,7 +330,7 @@ class Profile(DataTable):
 
     @property
     def asks(self) -> str | None:
-        """The question that the configuration's gates answer; None: the profile's gates apply."""
+        """The question that the configuration's gates decide; None if the profile's gates apply."""
         rates = [gate for gate in self.performance.gates if gate.minimum is not None]
         if self.question is None or not rates:
             return None
@@ -349,7 +349,7 @@ class Profile(DataTable):
 
 
 def _require_choice(rule: PathRule) -> None:
-    """Raise ValueError for a rule whose ``when`` does not fit its ``where``."""
+    """Raise ValueError if the ``when`` of a rule does not fit its ``where``."""
     keys = {"log": ("configuration",), "profile": ("moe", "attention")}[rule.where]
     if rule.when.keys().isdisjoint(keys):
         listed = " or ".join(f"when.{key}" for key in keys)
@@ -360,7 +360,7 @@ def _require_choice(rule: PathRule) -> None:
 
 
 def _require_distinct_gates(table: str, gates: Sequence[Gate]) -> None:
-    """Raise ValueError for a metric with two gates in one table."""
+    """Raise ValueError if a metric has two gates in one table."""
     metrics = [gate.metric for gate in gates]
     doubled = sorted({metric for metric in metrics if metrics.count(metric) > 1})
     if doubled:
@@ -376,7 +376,7 @@ def _without_doubles(gates: Sequence[Gate]) -> tuple[Gate, ...]:
 
 
 def shipped() -> dict[str, Traversable]:
-    """Return the profiles that ship with the suite, by name."""
+    """Return the profiles that ship with the suite; the keys are their names."""
     return data_file.shipped("profiles")
 
 
@@ -384,14 +384,14 @@ def shipped() -> dict[str, Traversable]:
 def for_architecture(arch: str, engine: str = "vllm") -> str:
     """Return the name of the shipped profile for an architecture and an engine.
 
-    Several profiles may fit; the one that extends no profile of the same engine is returned.
+    Of several such profiles, the one that extends no profile of the same engine is returned.
 
     Args:
         arch: A name of `architecture.NAMES`.
         engine: The name of the engine.
 
     Raises:
-        UsageError: The suite ships no such profile.
+        UsageError: The suite has no profile for this architecture and engine.
     """
     for name in shipped():
         candidate = load(name)
@@ -411,17 +411,17 @@ def expected(
     """Return the profile that a run will probably have, before its target is resolved.
 
     Args:
-        given: The profile that a user named.
-        arch: The architecture. None: `architecture.expected`. If no profile is shipped for it, the
-            CPU's profile is returned.
+        given: The profile that the user named.
+        arch: The architecture. If None, `architecture.expected` is used. If the suite has no
+            profile for the architecture, the CPU's profile is returned.
         engine: The name of the engine.
-        marked: The architectures that the expression of ``-m`` names.
+        marked: The architectures that occur in the expression of ``-m``.
     """
     if given is not None:
         return given
     try:
         name = for_architecture(arch or architecture.expected(marked), engine)
-    except UsageError:  # raised again when the target is resolved
+    except UsageError:  # the error is raised again when the target is resolved
         name = for_architecture(architecture.CPU)
     return load(name)
 
@@ -433,7 +433,7 @@ def load(name_or_path: str) -> Profile:
         name_or_path: The name of a shipped profile, or a path.
 
     Raises:
-        UsageError: There is no such profile, or it is wrong.
+        UsageError: The profile does not exist, or is wrong.
     """
     if name_or_path in shipped():
         return _load_shipped(name_or_path)
@@ -442,7 +442,7 @@ def load(name_or_path: str) -> Profile:
 
 @functools.cache
 def _load_shipped(name: str) -> Profile:
-    """Load a profile that ships with the suite once: a run looks through all of them."""
+    """Load a shipped profile, with a cache, because a run searches all of them."""
     return _load(name, "--profile", ())
 
 
@@ -451,8 +451,8 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
 
     Args:
         name_or_path: As in `load`.
-        what: The option or key that names it, in errors.
-        children: The files that extend it, directly or not, the outermost first.
+        what: The option or key with the profile's name, for error messages.
+        children: The files that extend the profile, directly or not; the outermost first.
     """
     table, origin = data_file.chosen_table(name_or_path, "profiles", what, "profile")
     if "extends" not in table and "without" not in table:
@@ -471,15 +471,15 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
     merged = extending.extended(parent, table, origin)
     _fit_inherited_plans(merged, own_plans=table.get("plans", {}))
     if "under_test" in table and "fastest" not in table:
-        merged["fastest"] = []  # this profile itself chooses the configuration
+        merged["fastest"] = []  # this profile chooses the configuration itself
     return data_file.validated(merged, origin, Profile)
 
 
 def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> None:
-    """Remove sizes that a profile does not measure from the plans that it inherits.
+    """In the plans that a profile inherits, remove the sizes that the profile does not measure.
 
     Args:
-        merged: The table of the profile, which is changed.
+        merged: The table of the profile, which is modified in place.
         own_plans: The plans that the profile sets itself.
     """
     performance = _table(merged.get("performance"))
@@ -494,5 +494,5 @@ def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> 
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return a value that is a table, else an empty table; the validation reports other values."""
+    """Return a value if it is a table, else an empty table. Validation reports other values."""
     return value if isinstance(value, dict) else {}

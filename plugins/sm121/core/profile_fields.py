@@ -10,10 +10,10 @@ from sm121.core.measuring_settings import Positive
 Level = Literal["smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix"]
 #: The levels in the order in which they run.
 LEVELS: tuple[str, ...] = get_args(Level)
-#: The name of the suite's own plan, which runs everything.
+#: The name of the predefined plan that runs everything.
 FULL = "full"
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-#: A name of a configuration or of a plan.
+#: The name of a configuration or of a plan.
 ConfigurationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
@@ -26,16 +26,16 @@ class Sourced(Statement):
 class Gate(Statement):
     """The thresholds of one metric, in its unit."""
 
-    #: The metric's name, with its depth or number of streams after an ``@``.
+    #: The metric's name. The depth or the number of streams follows after an ``@``.
     metric: str = Field(pattern=r"^[a-z0-9_]+(@d?\d+)?$")
     unit: Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
-    #: For a rate, where higher is better: the gate fails below this value.
+    #: For a metric where higher is better, for example a rate: below this value, the gate fails.
     minimum: float | None = None
-    #: Above the minimum; the report shows whether it was reached.
+    #: A goal above the minimum. The report shows whether it was reached.
     target: float | None = None
-    #: Above the target; the report shows whether it was reached.
+    #: A goal above the target. The report shows whether it was reached.
     stretch: float | None = None
-    #: For a time, where lower is better: the gate fails above this value.
+    #: For a metric where lower is better, for example a time: above this value, the gate fails.
     at_most: float | None = None
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
-#: The end of the name of a variable or option whose value is a secret.
+#: How the names of variables and options with a secret value end.
 _SECRET_NAME = re.compile(
     r"(?i)(?:^|[_-])(?:token|tokens_file|api_?key|key|secret|password|passwd|credentials?|cookie|auth)$"
 )
@@ -22,7 +22,7 @@ _DATA: dict[str, Any] = tomllib.loads(
 
 
 def _expanded(regex: str) -> str:
-    """Replace ``<NAMED>`` and ``<NO_VALUE>`` by the expressions of these names."""
+    """Replace ``<NAMED>`` and ``<NO_VALUE>`` by the regular expressions with these names."""
     for name in ("NAMED", "NO_VALUE"):
         regex = regex.replace(f"<{name}>", str(_DATA[name]))
     return regex
@@ -30,21 +30,22 @@ def _expanded(regex: str) -> str:
 
 #: The patterns of secrets, with their replacements.
 _PATTERNS = [(re.compile(_expanded(row["regex"])), row["shown"]) for row in _DATA["pattern"]]
-#: Lower-case words. A text that matches one of the patterns contains at least one of them.
+#: Lower-case words. Any text that matches one of the patterns contains at least one of these words.
 _WORDS = tuple(word.encode() for word in _DATA["WORDS"])
 #: The places in a lower-case text at which one of the patterns may match.
 _SIGN = re.compile(_DATA["SIGN"].encode())
-#: The minimum length of a variable's value that is searched for. Shorter values, such as 1 or true,
-#: occur in half of all lines.
+#: Values of variables are searched for only if they have at least this length. Shorter values, such
+#: as 1 or true, occur in half of all lines.
 _LEAST_OF_A_VARIABLE = 6
 #: The number of bytes of a file that are read at once.
 _CHUNK_BYTES = 1 << 20
-#: A shorter secret is replaced only as a whole word, because it may also be a part of many words.
+#: Secrets shorter than this are replaced only as whole words, because they may also be parts of
+#: many words.
 _SHORT = 4
 
 
 def is_secret_name(name: str) -> bool:
-    """Check whether the value of a variable or option is a secret, by its name (``HF_TOKEN``)."""
+    """Check whether a variable or option contains a secret, judged by its name (``HF_TOKEN``)."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -73,7 +74,8 @@ def redact_environment(
     """Replace the secrets in environment variables.
 
     Args:
-        environment: The variables. The whole value is replaced if `is_secret_name` holds.
+        environment: The variables. If `is_secret_name` is true for a name, the whole value is
+            replaced.
         secrets: Known secrets, which are replaced in all values.
     """
     all_secrets = {*secrets, *secrets_of(environment)}
@@ -121,14 +123,14 @@ def secrets_of(environment: Mapping[str, str]) -> set[str]:
 def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
     """Replace the secrets in a complete file, in place.
 
-    The file is read in pieces, and rewritten from the first secret on.
+    The file is read in pieces, and only rewritten from the first secret on.
 
     Args:
         file: The file.
         secrets: Known secrets.
 
     Returns:
-        Whether the file had a secret.
+        Whether the file contained a secret.
 
     Raises:
         OSError: The file cannot be read or written.
@@ -154,12 +156,12 @@ def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
 
 
 def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
-    """Redact the lines of a piece in which a secret may be."""
+    """Redact those lines of a piece that may contain a secret."""
     parts = []
     done = 0
     for position in sorted(_secret_positions(piece, secrets)):
         if position < done:
-            continue  # in a line that is redacted already
+            continue  # this position is in a line that was already redacted
         begin = piece.rfind(b"\n", 0, position) + 1
         end = piece.find(b"\n", position) + 1 or len(piece)
         text = piece[begin:end].decode("utf-8", "surrogateescape")

@@ -1,8 +1,8 @@
 """Find requirements of installed packages that the installed versions do not meet.
 
 The module runs in an engine's environment (``python -c``), so it imports the standard library and
-`packaging` only. It reads, as JSON from standard input, the names of required packages by the
-package that requires them, and prints the result of `find_unmet` as JSON.
+`packaging` only. It reads the argument of `find_unmet` as JSON from standard input, and prints the
+result as JSON.
 """
 
 import importlib.metadata
@@ -16,11 +16,11 @@ def find_unmet(watched: dict[str, list[str]]) -> list[dict[str, str]]:
     """Compare requirements with installed versions.
 
     Args:
-        watched: The names of required packages to check, by the package that requires them.
+        watched: For each package, the names of those required packages whose versions to check.
 
     Returns:
-        The keys ``package``, ``version``, ``requirement`` and ``installed`` of each requirement
-        that is not met; empty without `packaging`.
+        For each requirement that is not met, a dictionary with ``package``, ``version``,
+        ``requirement`` and ``installed``. The list is empty if `packaging` is not installed.
     """
     if importlib.util.find_spec("packaging") is None:
         return []

@@ -1,4 +1,4 @@
-"""A server as the tests use it, attached or managed."""
+"""A server as the tests use it, whether the suite started it or attached to it."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import openai
 
 
-#: The key of requests if the user gave none.
+#: The API key that requests contain if the user gave none.
 NO_KEY = "none"
 #: The options of vLLM and SGLang for the length of the context.
 _CONTEXT = re.compile(r"--(?:max-model-len|context-length) (\d+)(?!\S)")
@@ -27,26 +27,26 @@ _CONTEXT = re.compile(r"--(?:max-model-len|context-length) (\d+)(?!\S)")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server, with its key and its model's name."""
+    """The address of a server, with its API key and its model's name."""
 
-    #: Without a trailing slash and without ``/v1``.
+    #: The URL, without a trailing slash and without ``/v1``.
     base_url: str
-    #: `NO_KEY` if the user gave none.
+    #: The API key; `NO_KEY` if the user gave none.
     api_key: str = field(repr=False)
     served_name: str
 
     @property
     def asks_for_a_key(self) -> bool:
-        """Whether the user gave a key: the server must then refuse other keys."""
+        """Whether the user gave an API key. If so, the server must refuse other keys."""
         return self.api_key != NO_KEY
 
     def openai(self, *, timeout_s: float = 120.0) -> "openai.OpenAI":
-        """Return a client of the API. It never retries: a retry would hide a failure.
+        """Return a client of the API. It never retries, because a retry would hide a failure.
 
         Args:
             timeout_s: The time limit of a whole answer, in seconds.
         """
-        import openai  # takes half a second, and the measuring process does not need it
+        import openai  # takes 0.5 s; the measuring process does not need it
 
         return openai.OpenAI(**self.client_options(timeout_s=timeout_s))
 
@@ -71,7 +71,7 @@ class Endpoint:
         }
 
     def http(self, *, timeout_s: float = 30.0) -> httpx.Client:
-        """Return a plain HTTP client for pages that are not part of the API.
+        """Return a plain HTTP client for paths that are not part of the API.
 
         Args:
             timeout_s: The time limit of a whole answer, in seconds.
@@ -85,10 +85,10 @@ class Endpoint:
         )
 
     def page(self, path: str, *, timeout_s: float = 10.0) -> str | None:
-        """Get the text of a page.
+        """Request a path, and return the text of the answer.
 
         Args:
-            path: The path, with its slash.
+            path: The path, with its leading slash.
             timeout_s: The time limit of the answer, in seconds.
 
         Returns:
@@ -129,7 +129,7 @@ def require_context(context: int | None, prompt: int, answer: int) -> None:
     """Check that a context is long enough for a prompt and its answer.
 
     Args:
-        context: The length of the context, in tokens. None: unknown.
+        context: The length of the context, in tokens; None if it is unknown.
         prompt: The length of the prompt, in tokens.
         answer: The length of the answer, in tokens.
 
@@ -145,12 +145,12 @@ def require_context(context: int | None, prompt: int, answer: int) -> None:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of a server that spans several."""
+    """One machine of a server that spans several machines."""
 
     rank: int
-    #: The name that the user gave it.
+    #: The name that the user gave to the machine.
     name: str
-    #: The log of its rank; None if the suite has no access to it.
+    #: The log of the rank on this machine; None if the suite cannot read it.
     log: Path | None = None
 
     def __str__(self) -> str:
@@ -162,24 +162,26 @@ class Server:
     """A server that answers requests."""
 
     endpoint: Endpoint
-    #: Whether the suite started it.
+    #: Whether the suite started the server.
     managed: bool
     engine: str
     #: The engine's version; None if it is unknown.
     version: str | None
-    #: None if the suite has no access to it, or no proof that this server writes it.
+    #: The server's log; None if the suite cannot read it, or cannot prove that this server writes
+    #: it.
     log: Path | None
-    #: None for an attached server.
+    #: The configuration with which the suite started the server; None for an attached server.
     configuration: ServerConfiguration | None
-    #: The time until it was ready, in seconds; None for an attached server.
+    #: Seconds from the start until the server was ready; None for an attached server.
     startup_s: float | None
-    #: The engine whose format the server's log and metrics have; None: unknown.
+    #: The engine whose formats of log and metrics the server has; None if it is unknown.
     reader: str | None = None
-    #: The caches that its start had to fill by compiling, a line each; empty: all were warm.
+    #: One line for each cache into which the start had to compile kernels; empty if all caches were
+    #: warm.
     compiled: tuple[str, ...] = ()
-    #: The reason for a missing log.
+    #: Why `log` is None.
     why_no_log: str = "the attached server's log is unknown; give --server-log or --container"
-    #: The machines, by rank; empty: the server runs on one machine.
+    #: The machines, in the order of their ranks; empty if the server runs on one machine.
     nodes: tuple[Node, ...] = ()
     #: The path or hub id of an attached server's model, from ``/v1/models``.
     root: str | None = None
@@ -187,8 +189,9 @@ class Server:
     def context_tokens(self) -> int | None:
         """Return the length of the context, in tokens, or None if it is unknown.
 
-        The arguments of a managed server take precedence over its own report. If the server reports
-        a shorter context than it was started with, the tests of the longer context still run.
+        For a server that the suite started, the arguments count, and not what the server reports.
+        If the server reports a shorter context than requested, the tests of the longer context
+        still run, and can fail.
         """
         arguments = self.configuration.arguments if self.configuration is not None else ()
         length = context_argument(arguments)
@@ -201,7 +204,7 @@ class Server:
 
     @property
     def logs(self) -> dict[Path, str]:
-        """The existing logs of its nodes, with their titles."""
+        """The existing logs of the server's nodes, with a title for each."""
         logs = {}
         if self.log is not None and self.log.is_file():
             logs[self.log] = f"log of {self.log.stem}"
@@ -212,7 +215,7 @@ class Server:
 
     @property
     def why_cold(self) -> str | None:
-        """The reason why its start-up time is not judged; None if its caches were warm."""
+        """Why the server's start-up time is not judged; None if its caches were warm."""
         if not self.compiled:
             return None
         return (

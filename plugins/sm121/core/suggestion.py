@@ -10,7 +10,7 @@ _SHORTEST = 2
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word.
+    """Return the end of an error message about an unknown word.
 
     Args:
         word: The word that a user typed.
@@ -29,7 +29,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def _abbreviates(word: str, name: str) -> bool:
-    """Check whether a word has a name's first letter, and further letters of it in their order."""
+    """Check whether a word has a name's first letter, then other letters of it in their order."""
     if len(word) < _SHORTEST or word[0] != name[:1]:
         return False
     letters = iter(name)

@@ -1,4 +1,4 @@
-"""Render templates of jinja2; a name without a value is an error."""
+"""Render jinja2 templates. A name without a value is an error."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def environment(
 
     Args:
         finalize: Applied to each value before it is inserted.
-        package: The package with a folder ``templates``.
+        package: The package that contains the folder ``templates``.
         escapes: Whether inserted values are escaped for HTML and XML.
     """
     return Environment(
@@ -35,12 +35,12 @@ def environment(
 
 
 def rendered(name: str, finalize: Callable[[Any], Any] | None = None, **values: object) -> str:
-    """Render a template of the report that is not HTML.
+    """Render a template of the report for a file that is not HTML.
 
     Args:
         name: The file's name.
         finalize: As in `environment`.
-        **values: The names that the template may use.
+        **values: The values of the names that the template may use.
 
     Raises:
         jinja2.UndefinedError: The template uses another name.

@@ -1,4 +1,4 @@
-"""Durations: a range of seconds, and its readable text.
+"""Format durations, and ranges of durations, as readable texts.
 
 >>> str(TimeRange(1500, 2400))
 '25 to 40 min'
@@ -8,7 +8,7 @@
 
 from dataclasses import dataclass
 
-#: If the bounds of a range differ by less than this factor, one number is shown.
+#: If the bounds of a range differ by less than this factor, only one number is shown.
 _SAME = 1.15
 #: All shorter times are shown as "a few seconds".
 _FEW_S = 10.0
@@ -41,7 +41,7 @@ class TimeRange:
         return TimeRange(self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
-        """As "about 30 min", "25 to 40 min", "about 4 h"."""
+        """Return the range as text, for example "about 30 min", "25 to 40 min" or "about 4 h"."""
         if self.high < _FEW_S:
             return "a few seconds"
         unit_s, name = _unit(self.high)
@@ -79,7 +79,7 @@ def _rounded(value: float, unit: str) -> float:
 
 
 def clock(seconds: float) -> str:
-    """Write seconds as ``3:07``, minutes and seconds, or as ``1:03:07`` with hours."""
+    """Format seconds as minutes and seconds (``3:07``), with hours if needed (``1:03:07``)."""
     minutes, rest = divmod(int(seconds), 60)
     hours, of_hour = divmod(minutes, 60)
     if hours:
@@ -88,7 +88,7 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write measured seconds as ``45 s``, ``12 min`` or ``3.4 h``."""
+    """Format a measured duration in s, min or h, for example ``45 s``, ``12 min`` or ``3.4 h``."""
     if seconds < _SECONDS_BELOW_S:
         return f"{seconds:.0f} s"
     if seconds < 2 * _HOUR_S:

@@ -1,6 +1,7 @@
-"""Failed requirements as values: required, observed, measured number, evidence.
+"""Failed requirements as objects with fields: required, observed, measured number, evidence.
 
-People read the `str` of a fact, and only this module makes that text. Programs compare the fields.
+The text for people is the `str` of a fact, and only this module makes it. Programs compare the
+fields.
 """
 
 import math
@@ -10,11 +11,11 @@ from typing import Any, NoReturn
 
 from sm121.core import numbers, verdict
 
-#: Two measured numbers within this factor count as alike.
+#: Two measured numbers that differ by at most this factor count as alike.
 _FACTOR = 2.0
 #: The ``kind`` of a requirement on the kernel path of a run.
 OF_PATH = "kernel path"
-#: Keys of an answer whose values differ from one answer to the next.
+#: Keys of an answer whose values differ from answer to answer.
 _BY_CHANCE = frozenset(
     {
         "id",
@@ -34,15 +35,18 @@ _BY_CHANCE = frozenset(
 class Fact:
     """One failed requirement."""
 
-    #: The requirement in words; its number is ``limit``, so that the words end with ``at most``.
-    #: Empty for a foreign exception: ``observed`` is its text, and ``kind`` its type.
+    #: The requirement in words. If it has a number, the number is in ``limit``, and the words end
+    #: with, for example, ``at most``. Empty for an exception of another library: then ``observed``
+    #: is its text, and ``kind`` its type.
     required: str
-    #: The observation. Two runs are compared by it, character by character: it contains no path,
-    #: port, id, time or measured number.
+    #: The observation. Because runs are compared by this text, character by character, it must not
+    #: contain a path, port, id, time or measured number.
     observed: str = ""
-    #: A metric, a request or an operation; empty if the test's name identifies the subject.
+    #: The subject: a metric, a request or an operation; empty if the test's name identifies the
+    #: subject.
     about: str = ""
-    #: An identifier that stays the same if the text in ``required`` changes; empty: ``required``.
+    #: An identifier of the requirement, which stays the same if the text in ``required`` is
+    #: reworded. If empty, ``required`` is the identifier.
     kind: str = ""
     #: The measured number, in ``unit``.
     value: float | None = None
@@ -50,11 +54,11 @@ class Fact:
     limit: float | None = None
     #: The unit of ``value`` and ``limit``.
     unit: str = ""
-    #: Explanations that differ by chance: ids, paths, times, other numbers.
+    #: Details that differ from run to run: ids, paths, times, other numbers.
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        if self.value is not None and not math.isfinite(self.value):  # JSON has no such number
+        if self.value is not None and not math.isfinite(self.value):  # JSON has no NaN or infinity
             object.__setattr__(self, "observed", f"{self.value} {self.observed}".rstrip())
             object.__setattr__(self, "value", None)
 
@@ -63,21 +67,21 @@ class Fact:
 
     @property
     def reason(self) -> str:
-        """The text without its subject."""
+        """The text of the fact without its subject."""
         if self.required:
             return f"expected {self.requirement}, got {self.observation}"
         return f"{self.kind}: {self.observation}" if self.kind else self.observation
 
     @property
     def requirement(self) -> str:
-        """The requirement, with its number."""
+        """The text of the requirement, with its number."""
         if self.limit is None:
             return self.required
         return f"{self.required} {numbers.number(self.limit)}{self._unit}"
 
     @property
     def observation(self) -> str:
-        """The observation, with its number and the evidence."""
+        """The text of the observation, with its number and the evidence."""
         parts = []
         if self.value is not None:
             parts.append(f"{numbers.apart(self.value, self.limit)}{self._unit}")
@@ -91,10 +95,10 @@ class Fact:
         return f" {self.unit}" if self.unit else ""
 
     def mapped(self, change: Callable[[str], str]) -> "Fact":
-        """Return the fact with changed texts.
+        """Return a copy of the fact with changed texts.
 
         Args:
-            change: Applied to each text but ``kind`` and ``unit``.
+            change: A function that is applied to each text except ``kind`` and ``unit``.
         """
         return replace(
             self,
@@ -106,12 +110,12 @@ class Fact:
 
     @property
     def case(self) -> str:
-        """The case of its test, as a waiver names it."""
+        """The name of the failed case within its test, to which a waiver refers."""
         return self.about or self.kind or self.required
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The fields that are equal in two runs with the same failure, whatever was measured."""
+        """The fields that are equal if two runs have the same failure with different numbers."""
         return (self.about, self.kind or self.required, self.observed, self.unit)
 
 
@@ -120,8 +124,9 @@ class Unmet(AssertionError):
 
     Attributes:
         facts: The failed requirements.
-        severity: The severity, if the failure decides it. None: that of the check.
-        never_waived: A failure that no waiver tolerates, in words, such as "a crash"; else empty.
+        severity: The severity of this failure; None if it is the severity of the check.
+        never_waived: If no waiver can tolerate the failure, what it is, for example "a crash"; else
+            empty.
     """
 
     def __init__(
@@ -137,18 +142,21 @@ class Unmet(AssertionError):
 
 
 def noted(facts: Sequence[Fact], evidence: str) -> list[Fact]:
-    """Return facts with more evidence.
+    """Return facts with additional evidence.
 
     Args:
         facts: At least one fact.
-        evidence: It is appended to that of the last fact.
+        evidence: Text to append to the evidence of the last fact.
     """
     *others, last = facts
     return [*others, replace(last, evidence=_joined("; ", last.evidence, evidence))]
 
 
 def facts_of(error: BaseException) -> list[Fact]:
-    """Return the facts of an error; an error without facts is one fact with its text."""
+    """Return the facts of an error.
+
+    An error without facts is converted to one fact with its text.
+    """
     facts = [argument for argument in error.args if isinstance(argument, Fact)]
     if facts:
         return facts
@@ -156,10 +164,10 @@ def facts_of(error: BaseException) -> list[Fact]:
 
 
 def with_subject(about: str, facts: Iterable[Fact]) -> list[Fact]:
-    """Prepend a subject to the subjects of facts.
+    """Put a common subject before the subjects of facts.
 
     Args:
-        about: The subject of all facts.
+        about: The common subject.
         facts: The facts.
     """
     return [replace(fact, about=_joined(": ", about, fact.about)) for fact in facts]
@@ -176,7 +184,7 @@ def facts_text(facts: Iterable[Fact]) -> str:
 
 
 def steady(answer: Any) -> Any:
-    """Return JSON data without the ids and times that differ from one answer to the next."""
+    """Return JSON data without the ids and times that differ from answer to answer."""
     if isinstance(answer, dict):
         return {key: steady(value) for key, value in answer.items() if key not in _BY_CHANCE}
     if isinstance(answer, list):
@@ -198,9 +206,10 @@ def require(
     """Check a requirement.
 
     Args:
-        holds: Whether it holds.
+        holds: Whether the requirement is met.
         required: As in `Fact`.
-        observed: As in `Fact`; JSON data without the ids and times that `steady` leaves out.
+        observed: As in `Fact`. JSON data are converted to text, without the ids and times that
+            `steady` removes.
         about: As in `Fact`.
         value: As in `Fact`.
         limit: As in `Fact`.
@@ -208,7 +217,7 @@ def require(
         evidence: As in `Fact`.
 
     Raises:
-        Unmet: It does not hold.
+        Unmet: The requirement is not met.
     """
     if holds:
         return
@@ -230,7 +239,7 @@ def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
 
     Args:
         facts: The failed requirements.
-        evidence: Evidence for all of them.
+        evidence: Additional evidence, for all facts.
 
     Raises:
         Unmet: There are facts.
@@ -243,13 +252,15 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
     """Check all cases, even if one of them fails.
 
     Args:
-        check: Checks one case.
-        *cases: The values of each argument of the check, of equal lengths.
+        check: A function that checks one case.
+        *cases: For each argument of the check, its values for all cases. All have the same length.
 
     Raises:
-        Unmet: Some cases fail. Equal facts of several cases are merged into one. A failure with a
-            severity of its own, or one that is never waived, ends the check at once.
-        Undecided: No case fails, and some are undecided. The worst verdict counts.
+        Unmet: Some cases failed. Equal facts of several cases are merged into one. A failure that
+            has its own severity, or that can never be waived, is raised at once, and the other
+            cases are not checked.
+        Undecided: No case failed, but some are undecided. The error has the worst of their
+            verdicts.
     """
     facts: dict[tuple[str, ...], Fact] = {}
     undecided: list[verdict.Undecided] = []
@@ -271,7 +282,7 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
 def _raise_worst(undecided: Sequence[verdict.Undecided]) -> NoReturn:
     """Raise the error with the worst verdict, with the texts of all errors of its type.
 
-    A check that could not run comes before an inapplicable one, which has the same verdict.
+    NotRun counts as worse than Inapplicable, although both have the same verdict.
     """
     worst = verdict.worst(error.verdict for error in undecided)
     candidates = [error for error in undecided if error.verdict is worst]
@@ -284,20 +295,20 @@ def _raise_worst(undecided: Sequence[verdict.Undecided]) -> NoReturn:
 
 
 def same_kind(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
-    """Check whether a later failure of a test has no new facts, whatever was measured."""
+    """Check whether a later failure of a test has no new facts, ignoring measured numbers."""
     return _has_no_new(earlier, later, lambda _before, _after: True)
 
 
 def alike(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
-    """Check whether a later failure has no new facts, and numbers within a factor of 2."""
+    """Check whether a later failure has no new facts, and its numbers are within a factor of 2."""
     return _has_no_new(earlier, later, _has_near_numbers)
 
 
 def _has_no_new(
     earlier: Sequence[Fact], later: Sequence[Fact], same: Callable[[Fact, Fact], bool]
 ) -> bool:
-    """Check whether each later fact has an earlier one with its identity that is ``same``."""
-    # A foreign exception has only its text.
+    """Check whether, for each later fact, an earlier fact has the same identity and is ``same``."""
+    # An exception of another library has only its text.
     is_foreign = not all(fact.required for fact in (*earlier, *later))
     if is_foreign and facts_text(earlier) == facts_text(later):
         return True

@@ -1,11 +1,11 @@
-"""Verdicts: how they combine, their exit status, and the exceptions that stand for them."""
+"""Verdicts: how they are combined, their exit statuses, and the exceptions that lead to them."""
 
 from collections.abc import Iterable
 from enum import StrEnum
 
 from sm121.core.errors import Sm121Error
 
-#: The exit status of a run that was interrupted by a signal, as of pytest.
+#: The exit status of a run that a signal has interrupted (the same as pytest's).
 INTERRUPTED = 2
 
 
@@ -24,12 +24,12 @@ class Verdict(StrEnum):
         return {Verdict.PASS: 0, Verdict.NOT_RUN: 5}.get(self, 1)
 
 
-#: Worst first: failed, then undecided, then not run.
+#: The verdicts, the worst one first.
 _SEVERITY = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.NOT_RUN, Verdict.PASS)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst of some verdicts; without verdicts NOT_RUN, never PASS."""
+    """Return the worst of some verdicts. If there are none, return NOT_RUN."""
     present = set(verdicts)
     for verdict in _SEVERITY:
         if verdict in present:
@@ -38,7 +38,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 class Undecided(Sm121Error):
-    """The base of the exceptions with which a check neither passes nor fails.
+    """The base class of exceptions that mean that a check neither passed nor failed.
 
     Attributes:
         verdict: The verdict of the check.
@@ -48,7 +48,7 @@ class Undecided(Sm121Error):
 
 
 class Invalid(Undecided):
-    """A number was measured on a wrong kernel path, a cold cache or a wrong clock."""
+    """A number is not valid, because the kernel path, a cache or the timing was wrong."""
 
     verdict = Verdict.INVALID
 
@@ -66,15 +66,15 @@ class NotRun(Undecided):
 
 
 class Inapplicable(NotRun):
-    """The target does not claim the checked feature: no certificate requires the check."""
+    """The target does not claim to have the checked feature. No certificate requires the check."""
 
 
 class Severity(StrEnum):
     """The severity of a failed check. A profile lists the severities that affect its verdict."""
 
     BLOCKER = "blocker"
-    """A crash, garbage, wrong mathematics, the wrong path, lost or doubled tokens, a leak."""
+    """Crashes, garbage, wrong mathematics, a wrong kernel path, lost or doubled tokens, leaks."""
     CONTRACT = "contract"
-    """The published API, accounting, structured output."""
+    """Violations of the published API, wrong token counts, wrong structured output."""
     COURTESY = "courtesy"
-    """Texts and shapes of errors, optional fields."""
+    """Wrong texts or shapes of error messages, wrong optional fields."""

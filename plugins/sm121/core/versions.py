@@ -1,4 +1,4 @@
-"""Versions of packages, and ranges of releases as data files give them."""
+"""Versions of packages, and ranges of releases in data files."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 
 
 def _specifier(text: str) -> str:
-    """Return a valid specifier unchanged."""
+    """Return a specifier unchanged, or raise an error if it is not valid."""
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:
@@ -21,14 +21,15 @@ Versions = Annotated[str, AfterValidator(_specifier)]
 
 
 def release(version: str | None) -> Version | None:
-    """Return the release that a version names.
+    """Return the release in a version.
 
     Args:
         version: A version by PEP 440, or any text.
 
     Returns:
-        The parsed version. None if it names no release: a commit, ``0.0.0``, or
-        ``0.1.dev16581+g0a1b2c3``, which setuptools_scm derives for a checkout without tags.
+        The parsed version; None if the text contains no release. Examples without a release are a
+        commit, ``0.0.0``, and ``0.1.dev16581+g0a1b2c3``, which setuptools_scm derives for a
+        checkout without tags.
     """
     try:
         parsed = Version(version or "")
@@ -43,12 +44,13 @@ def release(version: str | None) -> Version | None:
 def within(version: str | None, versions: str) -> bool:
     """Check whether a version is in a range.
 
-    A release candidate counts as its release: PEP 440 has 0.34.0rc1 in neither ``<0.34`` nor
-    ``>=0.34``.
+    A release candidate counts as its release, because in PEP 440 0.34.0rc1 is in neither ``<0.34``
+    nor ``>=0.34``.
 
     Args:
-        version: A version, or any text. If it names no release, it is only in the empty range.
-        versions: A specifier of PEP 440, as ``>=0.10,<0.40``. Empty: all versions.
+        version: A version, or any text. A text without a release is only in the range of all
+            versions.
+        versions: A specifier of PEP 440, for example ``>=0.10,<0.40``. If empty, all versions.
     """
     parsed = release(version)
     if parsed is None:

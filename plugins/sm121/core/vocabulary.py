@@ -1,6 +1,6 @@
-"""Decode token ids by the tokenizer.json of a checkpoint (byte-level BPE).
+"""Decode token ids with the tokenizer.json of a checkpoint (byte-level BPE).
 
-Decoding needs no tokenizer library: it concatenates the bytes of the tokens.
+No tokenizer library is needed, because decoding only concatenates the bytes of the tokens.
 """
 
 import functools
@@ -16,7 +16,7 @@ from sm121.core.server import Server
 
 #: The name of the file in a checkpoint.
 FILE = "tokenizer.json"
-#: Engines show this character for invalid UTF-8. Decoders differ in how many of them they show.
+#: The character that engines send for invalid UTF-8. Decoders differ in how many of them they send.
 _REPLACED = "\ufffd"
 
 
@@ -37,25 +37,26 @@ _BYTES = {sign: bytes([byte]) for byte, sign in enumerate(byte_alphabet())}
 class Vocabulary:
     """The text of each token, as tokenizer.json spells it."""
 
-    #: Tokens of text.
+    #: The tokens that represent text.
     ordinary: Mapping[int, str]
-    #: Tokens that are no text, such as ``<|end|>``.
+    #: The tokens that do not represent text, for example ``<|end|>``.
     special: Mapping[int, str]
 
     def differs(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str | None:
-        """Compare a text with the text of token ids.
+        """Compare a text that an engine sent with the text of token ids.
 
-        The text may contain the special tokens or omit them, and may show invalid UTF-8 in any way.
-        Ids without a token have no text.
+        The engine may send or omit special tokens, and may represent invalid UTF-8 in any way.
+        Unknown ids count as empty texts.
 
         Args:
             ids: The token ids.
             text: The text that an engine sent.
-            prompt: The token ids of the prompt. If it ends within a character, DecodeStream of
-                Hugging Face's tokenizers, which vLLM uses, also sends the prompt's text.
+            prompt: The token ids of the prompt. If the prompt ends in the middle of a character,
+                vLLM may also send a part of the prompt's text (it uses DecodeStream of Hugging
+                Face's tokenizers).
 
         Returns:
-            The difference in words, or None.
+            A description of the difference; None if the texts agree.
         """
         expected = [self._bytes(ids, special=special) for special in (False, True)]
         last_sign = self._bytes(prompt[-4:], special=True).decode("utf-8", "replace")[-1:]
@@ -80,7 +81,8 @@ def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | No
 
     Args:
         server: The server.
-        checkpoint: The folder of its checkpoint. None: that of a managed server's model.
+        checkpoint: The folder of the server's checkpoint. If None, it is found by the configuration
+            with which the suite started the server.
     """
     configuration = server.configuration
     if checkpoint is None and configuration is not None:
@@ -93,7 +95,7 @@ def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | No
 
 @functools.lru_cache(maxsize=2)
 def load(file: Path) -> Vocabulary | None:
-    """Read a tokenizer.json; None if it is not byte-level BPE."""
+    """Read a tokenizer.json. Return None if it is not byte-level BPE."""
     content = json.loads(file.read_text("utf-8"))
     if (content.get("decoder") or {}).get("type") != "ByteLevel":
         return None
@@ -107,14 +109,14 @@ def load(file: Path) -> Vocabulary | None:
 
 
 def _same(content: bytes, text: str, *, behind: bool) -> bool:
-    """Compare the bytes of ids with a text.
+    """Return whether the bytes of token ids are those of a text.
 
     Args:
         content: The bytes of the ids.
         text: The text that an engine sent.
         behind: Whether the text may begin with a part of the prompt's text.
     """
-    # The first bytes may end a character that the prompt began.
+    # The first bytes may be the end of a character that began in the prompt.
     whole = content.lstrip(bytes(range(0x80, 0xC0)))
     expected = _plain(whole.decode("utf-8", "replace"))
     observed = _plain(text)
@@ -125,5 +127,5 @@ def _same(content: bytes, text: str, *, behind: bool) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Remove the replacement characters in which decoders differ."""
+    """Remove replacement characters, because decoders differ in their number."""
     return re.sub(f"{_REPLACED}+", _REPLACED, text).strip(_REPLACED)

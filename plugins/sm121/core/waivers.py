@@ -1,4 +1,4 @@
-"""Waivers: failures that are tolerated by name, with an issue and a last day."""
+"""Waivers: known failures that are tolerated until a date. Each names its test and an issue."""
 
 import datetime
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sm121.core import data_file, errors, unmet
 
 
 def _one_test(test: str) -> str:
-    """Return the id of one test unchanged."""
+    """Return the id of a test unchanged, or raise an error if it is not the id of one test."""
     name = test.partition("[")[0]  # parameters may contain any character
     if "::" not in name or any(wild in name for wild in "*?"):
         raise ValueError(
@@ -22,7 +22,7 @@ def _one_test(test: str) -> str:
     return test
 
 
-#: The longest time until a waiver must be renewed.
+#: The maximum duration of a waiver, in days.
 MOST_DAYS = 90
 
 
@@ -31,9 +31,10 @@ class Waiver(data_file.DataTable):
 
     #: The id of one test, with its parameters.
     test: Annotated[str, AfterValidator(_one_test)]
-    #: The case of the test that it tolerates (`Fact.case`). None: the only case that fails.
+    #: The case of the test whose failure is tolerated (`Fact.case`). If None, the waiver applies if
+    #: only one case fails.
     case: Annotated[str, Field(min_length=1)] | None = None
-    #: The kind of the failure, as in `Fact.identity`. None: any kind.
+    #: The kind of the tolerated failure, as in `Fact.identity`. If None, any kind is tolerated.
     kind: Annotated[str, Field(min_length=1)] | None = None
     reason: str = Field(min_length=3)
     issue: str = Field(pattern=r"^https?://\S+$")
@@ -44,7 +45,7 @@ class Waiver(data_file.DataTable):
 
         Args:
             fact: The fact.
-            facts: All facts of the test, with this one.
+            facts: All facts of the test, including this one.
         """
         if self.case is None:
             is_named = len({any_fact.case for any_fact in facts}) == 1
@@ -53,7 +54,7 @@ class Waiver(data_file.DataTable):
         return is_named and self.kind in (None, fact.kind or fact.required)
 
     def expired(self, today: datetime.date) -> bool:
-        """Check whether the waiver's last day is over."""
+        """Check whether the waiver's last day has passed."""
         return today > self.expires
 
 
@@ -65,10 +66,10 @@ def load(path: Path | None) -> tuple[Waiver, ...]:
     """Read waivers.
 
     Args:
-        path: The file. None: the file that ships with the suite.
+        path: The file. If None, the file that ships with the suite is read.
 
     Raises:
-        UsageError: The file is wrong, or a waiver ends more than `MOST_DAYS` from today.
+        UsageError: The file is wrong, or a waiver ends more than `MOST_DAYS` days from today.
     """
     source = path if path is not None else files("sm121.fixtures") / "waivers.toml"
     text = data_file.read_text(source, f"--waivers {source}")
