@@ -273,15 +273,22 @@ def test_a_build_that_fails_judges_nothing(example, tmp_path):
             id="against what is trusted",
         ),
         pytest.param(
-            {"against": "trusted", "storage": "none yet"},
-            " --benchmark-storage=none yet",
+            {"against": "trusted", "storage": "file://STORAGE"},
+            " --benchmark-storage=file://STORAGE --against=trusted",
+            id="a storage by its address",
+        ),
+        pytest.param(
+            {"against": "trusted", "storage": "STORAGE/new"},
+            " --benchmark-storage=STORAGE/new",
             id="before anything is trusted",
         ),
+        pytest.param({"against": "trusted"}, "", id="the default storage before the first run"),
     ],
 )
 def test_the_action_passes_on_its_inputs(inputs, options, tmp_path):
     scripts = Scripts(tmp_path / "ci")
     (scripts.history / "trusted").mkdir()
+    (scripts.history / "new").mkdir()
     history = str(scripts.history)
     inputs = {name: value.replace("STORAGE", history) for name, value in inputs.items()}
     status, output, outputs = scripts.action("-m sm121 --plan quick", **inputs)
@@ -292,8 +299,20 @@ def test_the_action_passes_on_its_inputs(inputs, options, tmp_path):
     )
     assert expected in output.splitlines()
     assert outputs == "report=conformance-report\n"
-    assert ("Nothing is trusted yet" in scripts.summary) == (inputs.get("storage") == "none yet")
+    is_first = "against" in inputs and "--against" not in options
+    assert ("Nothing is trusted yet" in scripts.summary) == is_first
     assert "no verdict, exit status 0" in scripts.summary, "nothing was judged by the stand-in"
+
+
+def test_the_action_compares_with_no_storage_that_is_misspelt(tmp_path):
+    """Only an empty folder is a first run."""
+    scripts = Scripts(tmp_path / "ci")
+    (scripts.history / "trusted").mkdir()
+    misspelt = f"{scripts.history}y"
+    status, output, _ = scripts.action("-m sm121", against="trusted", storage=misspelt)
+    assert status == 4 and "RUNS python3 -m sm121 run" not in output, output
+    expected = f"storage {misspelt}: expected the folder of the stored runs, got no folder"
+    assert expected in output and expected in scripts.summary
 
 
 def test_the_action_links_the_report():
