@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import pytest
 
 from sm121.core.profile_fields import FULL
-from sm121.plugin import planning, selection
-from sm121.plugin.stash import LEVEL, SETTINGS
+from sm121.plugin import planning, run_again, selection
+from sm121.plugin.stash import ID, LEVEL, SETTINGS
 from sm121.run.record import Target
+from sm121.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,37 @@ def count_left_out(
             larger.append(LargerPlan(name, checks, planning.minutes(config, name)))
     config.stash[LEFT_OUT] = LeftOut(plan, len(left), tuple(larger))
     return config.stash[LEFT_OUT]
+
+
+def gates_left_out(config: pytest.Config, session: Session) -> str | None:
+    """Return one line with the gates of the named configuration that have no number in the run.
+
+    Args:
+        config: The configuration of pytest.
+        session: The run, which is closed.
+
+    Returns:
+        The line, with the command that measures these gates. None if no configuration with gates
+        was named, if nothing was measured, or if the plan left out no measurement.
+    """
+    chosen = session.run.target.profile
+    if chosen is None or chosen.question is None:
+        return None
+    files = []
+    for item in config.stash.get(selection.NOT_IN_PLAN, []):
+        if item.stash[LEVEL] == "performance":
+            files.append(item.stash[ID].partition("::")[0])
+    metrics = session.run.record.file.metrics
+    gates = []
+    for gate in chosen.configurations[chosen.question].gates:
+        metric = metrics.get(gate.metric)
+        if metric is None or metric.value is None:
+            gates.append(gate.metric)
+    if not metrics or not files or not gates:
+        return None
+    plan = config.stash[SETTINGS].plan
+    command = run_again.of_files_whole(config, session, list(dict.fromkeys(files)))
+    return (
+        f"gates of configuration {chosen.question} without a number in plan {plan}: "
+        f"{', '.join(gates)}. Measure them: {command}"
+    )

@@ -17,6 +17,7 @@ from sm121.engines import followed_log
 from sm121.matrix import covering
 from sm121.plugin import certificate, comparing_tests, expressions, shards, workers
 from sm121.plugin.given import fingerprinted, given
+from sm121.plugin.own_run import is_own_run
 from sm121.session import own_options, settings
 from sm121.session.plan_choice import PlanChoice, Reason
 
@@ -113,15 +114,6 @@ def _described(name: str, action: argparse.Action) -> str:
         values = " ".join(values)
     what = " ".join((action.help or "").split()).replace("%%", "%")
     return f"{name} {values}: {what}"
-
-
-def is_own_run(config: pytest.Config) -> bool:
-    """Whether ``sm121 run`` started pytest.
-
-    Args:
-        config: The configuration of pytest.
-    """
-    return config.inipath == own_tests.settings()
 
 
 def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:

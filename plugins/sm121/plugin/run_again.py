@@ -10,7 +10,7 @@ from sm121.core import own_tests
 from sm121.core.printable import printable
 from sm121.core.profile_fields import FULL
 from sm121.core.verdict import Verdict
-from sm121.plugin.options import is_own_run
+from sm121.plugin.own_run import is_own_run
 from sm121.report import findings, metric_verdicts
 from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import own_options
@@ -67,6 +67,24 @@ def of_test(config: pytest.Config, session: Session, test: str, *more: str) -> s
         more: Options to add at the end.
     """
     return _of_paths(config, session, [_from_here(config, test)], *more)
+
+
+def of_files_whole(config: pytest.Config, session: Session, files: Sequence[str]) -> str:
+    """Return the command that runs files of tests with the plan `FULL`.
+
+    Args:
+        config: The configuration of pytest.
+        session: The run.
+        files: The files, relative to pytest's root.
+    """
+    words = []
+    is_value = False
+    for word in repeated(config):
+        if not is_value and word.partition("=")[0] != _PLAN:
+            words.append(word)
+        is_value = word == _PLAN
+    paths = [_from_here(config, file) for file in files]
+    return line(session, config, [*paths, *words, _PLAN, FULL])
 
 
 def of_failed(config: pytest.Config, session: Session) -> str | None:

@@ -202,12 +202,15 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
     terminal.write(run_plan.text(plan))
 
 
-def _left_out(config: pytest.Config) -> list[str]:
+def _left_out(config: pytest.Config, session: Session) -> list[str]:
     """Return one line for each reason why tests were left out; the plan comes first."""
     lines = []
     of_plan = config.stash.get(larger_plans.LEFT_OUT, None)
     if of_plan is not None:
         lines.append(str(of_plan))
+    of_gates = larger_plans.gates_left_out(config, session)
+    if of_gates is not None:
+        lines.append(of_gates)
     return [*lines, *config.stash.get(selection.LEFT_OUT, [])]
 
 
@@ -262,7 +265,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         hidden_gates=key_numbers.not_shown(file),
         bound_doubt=key_numbers.bound_doubt(file),
         page=page,
-        left_out=[*_left_out(terminal.config), *_no_baseline(terminal.config, file)],
+        left_out=[*_left_out(terminal.config, session), *_no_baseline(terminal.config, file)],
         headline=conclusion,
         action=action,
         brief=headline.brief,
