@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -204,6 +205,19 @@ def test_a_run_that_compares_is_not_resumed_without_the_comparison(runs, killed)
     refused = runs.start(killed, "--resume")
     assert refused.wait() == 4, refused.output
     assert "its tests or settings differ: --benchmark-compare given, now not" in refused.output
+
+
+def test_a_run_on_an_attached_server_is_not_resumed_on_another_process(runs, killed):
+    """The kept verdicts are about the killed run's server, which may have been another build."""
+    stream = killed / events.NAME
+    text = stream.read_text()
+    (attached,) = re.findall(r'.*"server_attached".*\n', text)
+    (pid,) = re.findall(r'"processes": \[\[(\d+),', attached)
+    stream.write_text(text.replace(attached, attached.replace(pid, "1", 1)))
+    refused = runs.start(killed, "--resume")
+    assert refused.wait() == 4, refused.output
+    line = f"its attached server was started again: its processes were 1, and are {pid} now"
+    assert line in refused.output and refused.output.count("\n") <= 2, refused.output
 
 
 def test_a_run_that_has_ended_is_not_resumed(runs, tmp_path):

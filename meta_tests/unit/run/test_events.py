@@ -20,6 +20,7 @@ from sm121.cli import main
 from sm121.core.errors import UsageError
 from sm121.core.json_text import json_text
 from sm121.core.verdict import Verdict
+from sm121.engines.signs import Signs, Word
 from sm121.run import details, events, fold, merge, stored_run, verdict_file
 from sm121.run.cell_record import CellOutcome
 from sm121.run.details import FailureDetail, Samples, Series
@@ -82,6 +83,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(tmp_path):
         Remarked("seen"),
         events.Unproven("not seen"),
         events.EnvironmentNoted("nccl", {"node": ["libnccl.so.2"]}),
+        events.ServerAttached(1.5, [(7, 90)], {"created (/v1/models)": "f00d"}, {"n": 3.0}),
         events.Overruled("t", Verdict.INVALID, "why"),
         events.UndecidedDropped(),
         events.Distrusted("the GPU reported an error"),
@@ -98,6 +100,49 @@ def test_every_kind_of_event_is_read_as_it_was_written(tmp_path):
     assert known - kinds <= {"compared", "memory_read"}
     for event in told:
         assert events.from_line(events.to_line(Stamped(1.5, event))) == Stamped(1.5, event)
+
+
+STARTED = Signs(started=1000.0, processes=frozenset({(7, 90)}))
+SEEN = Signs(processes=frozenset({(7, 90), (8, 91)}))
+CREATED = Word("created", "/v1/models")
+UNBOUND = Signs(words={CREATED: "1000", Word("id", "/v1/models"): "a"}, counters={"tokens": 9.0})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "proof"),
+    [
+        pytest.param(STARTED, replace(STARTED, started=1001.0), None, id="the same start"),
+        pytest.param(
+            STARTED,
+            replace(STARTED, started=1060.0),
+            "its process started at 1970-01-01 00:17:40Z, but the earlier one at "
+            "1970-01-01 00:16:40Z",
+            id="another start",
+        ),
+        pytest.param(SEEN, Signs(processes=frozenset({(7, 90)})), None, id="a process less"),
+        pytest.param(
+            SEEN,
+            Signs(processes=frozenset({(7, 99)})),
+            "its processes were 7, 8, and are 7 now",
+            id="the same pid anew",
+        ),
+        pytest.param(STARTED, UNBOUND, None, id="nothing in common"),
+        pytest.param(UNBOUND, replace(UNBOUND, counters={"tokens": 10.0}), None, id="more tokens"),
+        pytest.param(
+            UNBOUND, replace(UNBOUND, counters={"tokens": 4.0}), "its tokens fell from 9 to 4",
+            id="fewer tokens",
+        ),
+        pytest.param(
+            UNBOUND,
+            replace(UNBOUND, words={CREATED: "1060"}),
+            "its created (/v1/models) has changed",
+            id="another value",
+        ),
+    ],
+)  # fmt: skip
+def test_attached_servers_that_are_two_processes_differ(before, now, proof):
+    attached = events.ServerAttached.of(before)
+    assert attached.differs_from(events.ServerAttached.of(now)) == proof
 
 
 def test_letters_that_no_json_has_survive_and_numbers_are_null():

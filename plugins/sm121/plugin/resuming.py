@@ -13,7 +13,14 @@ from sm121.core.errors import UsageError
 from sm121.plugin import selection
 from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold, stored_run
-from sm121.run.events import Collected, EnvironmentRead, EventStream, Opened, Resumed
+from sm121.run.events import (
+    Collected,
+    EnvironmentRead,
+    EventStream,
+    Opened,
+    Resumed,
+    ServerAttached,
+)
 from sm121.run.fold import Fold
 from sm121.run.merge import differences
 from sm121.run.paths import metrics_file
@@ -45,6 +52,7 @@ def take_up(config: pytest.Config, session: Session) -> None:
         if before.file.finished and stored_run.has_its_verdict(run.record.directory):
             raise ValueError(f"it has ended with {before.file.verdict}")
         _refuse_another(stream, before.file, run.record.file, compared=selection.compares(config))
+        attached = _same_server(stream, session)
         anew = run.record.file
         run.record.resume(stream)
     except (OSError, ValueError) as error:
@@ -54,6 +62,8 @@ def take_up(config: pytest.Config, session: Session) -> None:
         ) from error
     kept = _kept(run.record.log.fold)
     run.record.emit(Resumed([test.id for test in run.record.file.tests if test.id not in kept]))
+    if attached is not None:
+        run.record.emit(attached)
     run.record.emit(EnvironmentRead(anew.environment, anew.fingerprint))
     for line in anew.unproven:
         run.record.unproven(line)
@@ -107,6 +117,20 @@ def _refuse_another(
         others.append("--benchmark-compare given, now not")
     if others:
         raise ValueError(f"its tests or settings differ: {others[0]}")
+
+
+def _same_server(stream: EventStream, session: Session) -> ServerAttached | None:
+    """Return the event on the attached server, or None; raise ValueError if it is another one."""
+    life = session.run.servers.attached_life
+    if life is None:
+        return None
+    now = ServerAttached.of(life.signs)
+    for each in stream.events:
+        if isinstance(each.event, ServerAttached):
+            proof = each.event.differs_from(now)
+            if proof is not None:
+                raise ValueError(f"its attached server was started again: {proof}")
+    return now
 
 
 def _kept(before: Fold) -> set[str]:

@@ -9,9 +9,11 @@ version of the format. A file with a later version or with an unknown event is r
 verdict would be wrong without that event.
 """
 
+import hashlib
 import json
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -19,6 +21,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sm121.core.verdict import Verdict
 from sm121.engines.pool import StartReport
+from sm121.engines.signs import CLOCK_SLACK_S, Signs
 from sm121.run.cell_record import CellRecord
 from sm121.run.details import FailureDetail, Samples, Series
 from sm121.run.engine_report import EngineReport
@@ -96,6 +99,68 @@ class EngineShown:
             **changed: The new values by field.
         """
         return cls(before.model_copy(update=changed))
+
+
+@dataclass(frozen=True)
+class ServerAttached:
+    """The suite attached to a running server. The values are the same as long as its process lives.
+
+    ``--resume`` compares them: the kept verdicts are about this process.
+    """
+
+    #: When the process started according to its metrics, in seconds since 1970; null if not known.
+    started: float | None
+    #: Pid and start time (ticks since boot) of its processes; empty if they are not visible.
+    processes: list[tuple[int, int]]
+    #: Digests of its other values by name, and its counters, if neither of the above is known. A
+    #: digest, because an engine may publish a secret of its command line.
+    values: dict[str, str] = field(default_factory=dict)
+    counters: dict[str, float] = field(default_factory=dict)
+    kind: Literal["server_attached"] = "server_attached"
+
+    @classmethod
+    def of(cls, signs: Signs) -> "ServerAttached":
+        """Return the event for a server.
+
+        Args:
+            signs: The values that identify its process.
+        """
+        processes = sorted(signs.processes)
+        if signs.started is not None or processes:
+            return cls(signs.started, processes)
+        values = {}
+        for word, value in signs.words.items():
+            values[str(word)] = hashlib.sha256(value.encode()).hexdigest()[:16]
+        return cls(None, [], values, dict(signs.counters))
+
+    def differs_from(self, later: "ServerAttached") -> str | None:
+        """Return the proof that another process answers now; None without a proof.
+
+        Args:
+            later: The values of the server that answers now.
+        """
+        if self.started is not None and later.started is not None:
+            if abs(self.started - later.started) <= CLOCK_SLACK_S:
+                return None
+            before, now = (
+                time.strftime("%F %TZ", time.gmtime(start))
+                for start in (self.started, later.started)
+            )
+            return f"its process started at {now}, but the earlier one at {before}"
+        if self.processes and later.processes:
+            if not {*self.processes}.isdisjoint(later.processes):
+                return None
+            before, now = (
+                ", ".join(str(pid) for pid, _start in each.processes) for each in (self, later)
+            )
+            return f"its processes were {before}, and are {now} now"
+        for name, digest in self.values.items():
+            if later.values.get(name, digest) != digest:
+                return f"its {name} has changed"
+        for name, count in self.counters.items():
+            if later.counters.get(name, count) < count:
+                return f"its {name} fell from {count:g} to {later.counters[name]:g}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -299,6 +364,7 @@ Event: TypeAlias = Annotated[
     | EnvironmentRead
     | EnvironmentNoted
     | EngineShown
+    | ServerAttached
     | ServerStarting
     | StartEnded
     | ServerStopped

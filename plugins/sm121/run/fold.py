@@ -155,7 +155,7 @@ class Fold:
                 events.Described() | events.FailureShown() | events.Sampled() | events.HistoryRead()
             ):
                 self._show(event)
-            case events.Opened() | events.ServerStarting():
+            case events.Opened() | events.ServerAttached() | events.ServerStarting():
                 pass
             case _:
                 self._decide(event)

@@ -44,6 +44,7 @@ from sm121.run.events import (
     EngineShown,
     EnvironmentRead,
     Opened,
+    ServerAttached,
     ServerStarting,
     StartEnded,
 )
@@ -336,6 +337,7 @@ def _watch_attached(session: Session, attached: Server, profile: Profile) -> Non
         log = KeptLog(attached.log, run.record.directory / "server-attached.log")
     sampler = _sampler(session, profile, life.processes.find)
     run.servers.begin(sampler, life=life, log=log)
+    run.record.emit(ServerAttached.of(life.signs))
     unwatched = life.unwatched
     if unwatched is not None:
         run.record.emit(EngineShown.of(run.record.file.engine, unwatched=unwatched))
