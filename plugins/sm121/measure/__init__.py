@@ -1,1 +1,1 @@
-"""Measuring a server: requests and their clocks, checks of validity, statistics and gates."""
+"""Measure a server: timed requests, checks of validity, statistics and gates."""

@@ -15,10 +15,10 @@ _FAILURES = 2
 class CellAnswers:
     """The timed answers of a cell."""
 
-    #: The long answers, by round.
+    #: The long answers; one list for each round.
     long: list[list[TimedAnswer]] = field(default_factory=list)
     short: list[TimedAnswer] = field(default_factory=list)
-    #: Answers of the rounds that are excluded because a delay of the client disturbed them.
+    #: The answers of excluded rounds. A round is excluded if a delay of the client disturbed it.
     left_out: list[TimedAnswer] = field(default_factory=list)
     rounds_left_out: int = 0
     #: All measured batches, including those of excluded rounds.
@@ -51,7 +51,7 @@ class CellAnswers:
 
     @property
     def has_failed(self) -> bool:
-        """Whether too many requests have failed to send more; each may take minutes to fail."""
+        """Whether so many requests failed that no more are sent; each may take minutes to fail."""
         failed = [answer for answer in self.all_answers if not answer.ok]
         return len(failed) >= _FAILURES
 
@@ -62,11 +62,11 @@ class CellAnswers:
 
     @property
     def worst_lag_ns(self) -> int:
-        """The client's worst delay in its timestamps."""
+        """The longest delay of one of the client's timestamps, in nanoseconds."""
         return max((batch.worst_lag_ns for batch in self.batches), default=0)
 
     def client_account(self) -> dict[str, Any]:
-        """Return the client's event loop, CPU share, worst lag (ms) and retries, for `extra`."""
+        """Return the client's event loop, CPU share, longest delay (ms) and retries."""
         wall_s = sum(batch.wall_s for batch in self.batches)
         cpu_s = sum(batch.cpu_s for batch in self.batches)
         return {

@@ -1,20 +1,20 @@
-"""The shape of a cell's requests: how long they are, how many run together, and their names."""
+"""The shape of a cell's requests: their lengths, and how many run at once."""
 
 from dataclasses import dataclass
 
 from sm121.measure.plan import Plan
 
-#: Answers of several streams are this many times as long as their measured part: some tokens
-#: arrive before all streams decode.
+#: With several streams, answers are this many times as long as the part that is measured, because
+#: some tokens arrive before all streams decode.
 _STREAMS_FACTOR = 2
 
 
 @dataclass(frozen=True)
 class CellShape:
-    """The lengths of a cell's requests, and the names that follow from them."""
+    """The lengths and the number of a cell's requests, and the names that contain them."""
 
     plan: Plan
-    #: Tokens in front of the plan's prompt.
+    #: The number of tokens in front of the plan's prompt.
     depth: int
     #: The number of concurrent streams.
     concurrency: int = 1
@@ -23,19 +23,22 @@ class CellShape:
 
     @property
     def prompt_tokens(self) -> int:
-        """The length of depth and prompt together. No part of it comes from the prefix cache."""
+        """The length of a request's prompt: the depth plus the plan's prompt.
+
+        None of it is cached.
+        """
         return self.depth + self.plan.prompt_tokens
 
     @property
     def tokens(self) -> int:
-        """Length of the long answers."""
+        """The length of the long answers, in tokens."""
         if self.concurrency == 1:
             return self.plan.longest
         return _STREAMS_FACTOR * self.tokens_together
 
     @property
     def tokens_together(self) -> int:
-        """The N in the name ``tgN_cC`` of a rate of several streams: the plan's shortest answer."""
+        """The N in ``tgN_cC``, the rate of several streams: the plan's shortest answer."""
         return min(self.plan.generated_tokens)
 
     @property
@@ -45,7 +48,7 @@ class CellShape:
 
     @property
     def suffix(self) -> str:
-        """The suffix of a metric's name: ``_c4`` for 4 streams at once, ``_q10`` for 10 queued."""
+        """The suffix of a metric's name: ``_c4`` for 4 streams at once, ``_q10`` if 10 queue."""
         if self.concurrency == 1:
             return ""
         letter = "q" if self.queued else "c"
@@ -53,7 +56,7 @@ class CellShape:
 
     @property
     def title(self) -> str:
-        """A short name for output: ``pp2048 tg128 @ d0``."""
+        """A short name for output, for example ``pp2048 tg128 @ d0``."""
         title = f"pp{self.plan.prompt_tokens} tg{self.tokens} @ d{self.depth}"
         if self.concurrency > 1:
             title += f", {self.concurrency} streams"

@@ -16,7 +16,7 @@ from sm121.measure.cell_shape import CellShape
 from sm121.measure.draft_counts import DraftCounts
 from sm121.measure.measured_server import MeasuredServer
 
-#: The number of extra rounds that a cell measures if its clocks disagree.
+#: The number of extra rounds if the two ways to compute the rate disagree.
 _EXTRA_ROUNDS = 8
 
 
@@ -30,11 +30,11 @@ class TimedExchange:
 
 @dataclass(frozen=True)
 class Repetition:
-    """The extra rounds of a cell whose clocks disagreed.
+    """The extra rounds of a cell in which the two ways to compute the rate disagreed.
 
     Attributes:
-        why: The reason, for people.
-        after_ns: When the last answer before the extra rounds was sent.
+        why: The reason, as text for the report.
+        after_ns: When the last request before the extra rounds was sent.
     """
 
     why: str
@@ -47,7 +47,7 @@ class _Missing:
 
     long: int
     short: int
-    #: Answers of exactly the requested length, if the long answers are longer.
+    #: Rounds whose answers have exactly the length of the metric, if the long answers are longer.
     readings: int
 
     @property
@@ -59,14 +59,15 @@ class _Missing:
 class MeasuredCell:
     """Requests of one shape: a prompt at a depth, answers of fixed lengths, a number of streams.
 
-    The long answers give the rates for all lengths of the plan: ``tgN`` uses their first N tokens.
-    The short answers serve as the second clock.
+    The long answers give the rates for all lengths of the plan, because ``tgN`` uses their first N
+    tokens. The short answers serve to check the rates: the difference between the wall times of
+    long and short requests gives the rate in a second way ("second clock").
     """
 
     server: MeasuredServer
     depth: int
     concurrency: int = 1
-    #: The number of short answers for the second clock; None: the plan's number.
+    #: The number of short answers for this check of the rates; None for the plan's number.
     short_rounds: int | None = None
     #: Whether the warm-up is over.
     warm: bool = False
@@ -74,11 +75,11 @@ class MeasuredCell:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     #: The file of the raw answers; None before the first ones are written.
     records: Path | None = None
-    #: Exchanges whose answers' texts were not judged yet.
+    #: Requests and answers whose texts have not been judged yet.
     unread: list[TimedExchange] = field(default_factory=list)
     #: Reasons why all numbers of the cell are invalid or unproven.
     doubts: validity.Findings = field(default_factory=validity.Findings)
-    #: The cells of the same server, by depth and number of streams; empty for a single cell.
+    #: All cells of the server; the keys are (depth, number of streams). Empty for a single cell.
     siblings: "dict[tuple[int, int], MeasuredCell]" = field(default_factory=dict, repr=False)
     #: The extra rounds; None if none were measured.
     repetition: Repetition | None = None
@@ -104,7 +105,7 @@ class MeasuredCell:
         return [[*answers[start : start + per_round]] for start in starts]
 
     def gather(self, rounds: int, *, readings: int = 0, tokens: int = 0) -> "MeasuredCell":
-        """Measure until there are enough valid rounds, or the server fails.
+        """Measure until there are enough valid rounds, or too many requests have failed.
 
         Args:
             rounds: The total number of rounds of long answers.
@@ -122,7 +123,7 @@ class MeasuredCell:
         if not missing.total or self.timed.has_failed:
             return self
         require_context(self.server.context, self.shape.prompt_tokens, self.shape.tokens)
-        self.server.compiled()  # drop the kernels that were compiled before these requests
+        self.server.compiled()  # drop lines about earlier compilations
         before = counters.fetch_quiet(self.server.endpoint)
         _check_idle(before, self.doubts)
         sent = [] if self.warm else self._warm_up()
@@ -146,10 +147,10 @@ class MeasuredCell:
         return self
 
     def gather_again(self, why: str) -> bool:
-        """Measure extra long and short rounds, at the first call only.
+        """At the first call, measure extra long and short rounds. Later calls do nothing.
 
         Args:
-            why: The reason, for people.
+            why: The reason, as text for the report.
 
         Returns:
             Whether rounds were measured.
@@ -166,7 +167,7 @@ class MeasuredCell:
         """Return the reasons why the numbers of this cell are invalid or unproven.
 
         Args:
-            failures: Whether a failed request makes the numbers invalid.
+            failures: Whether failed requests make the numbers invalid.
         """
         findings = validity.Findings(
             [*self.doubts.invalid, *self.server.invalid],
@@ -181,7 +182,7 @@ class MeasuredCell:
         return findings
 
     def remarks(self, name: str) -> list[str]:
-        """Return notes on the requests of a metric, for the reader of a report.
+        """Return remarks on the requests of a metric, for the report.
 
         Args:
             name: The name of the metric.
@@ -204,9 +205,10 @@ class MeasuredCell:
         return remarks
 
     def _warm_up(self) -> list[TimedAnswer]:
-        """Send requests of the measured shape until their times agree; return their answers.
+        """Send requests of the measured shape until their times agree, and return the answers.
 
-        The last two batches are warm, and become the first short answers.
+        The answers of the last two batches are also the first short answers, because they were
+        warm.
         """
         measuring = self.server.plan.measuring
         title = self.shape.title
@@ -236,7 +238,7 @@ class MeasuredCell:
         return [answer for batch in sent for answer in batch.answers]
 
     def _missing(self, rounds: int, readings: int, tokens: int) -> _Missing:
-        """Return how many rounds are missing to the totals that `gather` was called with."""
+        """Return how many rounds are missing; the arguments are those of `gather`."""
         missing_readings = 0
         if readings:
             missing_readings = max(readings - len(self.rounds_of(tokens)), 0)
@@ -269,7 +271,7 @@ class MeasuredCell:
         return batch
 
     def _left_out(self, batch: TimedBatch) -> bool:
-        """Exclude a batch if the client disturbed it; return whether it was excluded."""
+        """Exclude a batch that a delay of the client disturbed; return whether it was excluded."""
         if not _is_disturbed(batch, self.server.plan.measuring):
             return False
         self.timed.rounds_left_out += 1
@@ -279,9 +281,10 @@ class MeasuredCell:
     def _send(
         self, tokens: int, streams: int, *, keep: bool = True, ids: bool = False
     ) -> TimedBatch:
-        """Send the requests of one round; a single stream sends one request per fixed text.
+        """Send the requests of one round. A single stream sends one request per fixed text.
 
-        `keep`: the round is measured, and not a warm-up; `ids`: request token ids.
+        `keep` means that the round is measured, and not a warm-up. `ids` means to request token
+        ids.
         """
         texts = self.server.prompts.texts
         names = texts if streams == 1 else (texts * streams)[:streams]
@@ -289,7 +292,8 @@ class MeasuredCell:
             self.server.request(self.shape.prompt_tokens, tokens, text=name, ids=ids)
             for name in names
         ]
-        # A single stream sends its requests one after another, to count the drafts per request.
+        # With a single stream, send one request at a time, so that the drafts of each request are
+        # counted.
         groups = [[request] for request in requests] if streams == 1 else [requests]
         endpoint = self.server.endpoint
         before = counters.fetch(endpoint) if self.server.prompts.natural else None
@@ -340,16 +344,16 @@ class MeasuredCell:
         return self.server.plan.measuring.short_rounds
 
     def _bunched(self) -> int:
-        """Return how many tokens at the start of the long answers the rate excludes.
+        """Return how many tokens at the start of the long answers are excluded from the rate.
 
-        Only a short answer with more tokens than that can check the rate.
+        A short answer can serve to check the rate only if it has more tokens than this.
         """
         if self.concurrency > 1 or not self.timed.long or self.timed.clock is None:
             return 0
         return timing.bunched(self.timed.answers, self.timed.clock)
 
     def _short_tokens(self) -> int:
-        """Return the length of a short answer: more tokens than the rate excludes."""
+        """Return the length of short answers: more tokens than are excluded from the rate."""
         plan = self.server.plan
         bunched = self._bunched()
         if bunched < plan.shortest:
@@ -357,7 +361,7 @@ class MeasuredCell:
         return bunched + self.shape.tokens_together // 4
 
     def _missing_witnesses(self) -> int:
-        """Return how many more short answers are needed that are long enough to check the rate."""
+        """Return how many more short answers of sufficient length are needed to check the rate."""
         bunched = self._bunched()
         if not bunched:
             return 0
@@ -365,7 +369,7 @@ class MeasuredCell:
         return max(self.server.plan.measuring.short_rounds - witnesses, 0)
 
     def _show_rounds(self, remaining: int, round_s: float) -> None:
-        """Show the progress. `remaining`: missing rounds; `round_s`: seconds of one round."""
+        """Show the progress. `remaining` rounds are missing; a round takes `round_s` seconds."""
         clock = self.timed.counted_by
         done = len(self.timed.long) + len(self.timed.short)
         rates = [timing.decode_rate(answer, clock) for answer in self.timed.answers]
@@ -388,7 +392,7 @@ class MeasuredCell:
 
 
 def _check_idle(before: counters.Counters | None, doubts: validity.Findings) -> None:
-    """Record a doubt if requests of other clients run before the first request of this client."""
+    """Record a doubt if the server runs requests of other clients before the first request."""
     if before is None:
         return
     running = before.values.get("running", 0)
@@ -400,7 +404,7 @@ def _check_idle(before: counters.Counters | None, doubts: validity.Findings) -> 
 
 
 def _is_disturbed(batch: TimedBatch, measuring: MeasuringSettings) -> bool:
-    """Whether a delay of the client disturbed a batch; False if a request of it failed."""
+    """Whether a delay of the client disturbed a batch. False if a request of the batch failed."""
     if not all(answer.ok for answer in batch.answers):
         return False
     return any(
@@ -414,14 +418,14 @@ class Cells:
     """The cells of one server."""
 
     server: MeasuredServer
-    #: By depth and number of streams.
+    #: The cells; the keys are (depth, number of streams).
     by_shape: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
 
     def cell(self, depth: int, concurrency: int = 1) -> MeasuredCell:
-        """Return the cell of a depth and a number of streams; later calls return the same object.
+        """Return the cell of a depth and a number of streams. Later calls return the same object.
 
         Args:
-            depth: Tokens in front of the plan's prompt.
+            depth: The number of tokens in front of the plan's prompt.
             concurrency: The number of concurrent streams.
         """
         key = (depth, concurrency)
@@ -432,14 +436,15 @@ class Cells:
 
 
 def is_flat(times: Sequence[float], bound: float) -> bool:
-    """Return whether a shape is warm.
+    """Return whether requests of a shape have warmed up, because their times no longer change.
 
     Args:
-        times: Times of its requests, in the order of sending.
+        times: The times of the requests, in the order of sending.
         bound: The relative difference that is tolerated.
 
     Returns:
-        Whether the last time is within the bound of both the time before it and the shortest time.
+        Whether the last time differs by at most the bound from the previous and from the shortest
+        time.
     """
     if len(times) < 2:
         return False

@@ -1,4 +1,4 @@
-"""The verdict on a measurement, and on the build that it belongs to, from a gate's decision."""
+"""Derive the verdict on a measurement, and on the measured build, from a gate's decision."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -14,29 +14,31 @@ from sm121.measure.gate import Decision, Gate
 from sm121.measure.measurement import COUNTED, Measurement
 from sm121.measure.statistics import Estimate
 
-#: Minimum number of earlier starts needed to estimate how much the starts of a build differ.
+#: The minimum number of earlier starts for estimating how much the starts of a build differ.
 FEWEST_STARTS = 5
 
 
 def over_starts(
     decision: Decision, gate: Gate, measurement: Measurement, levels: Sequence[float] | None
 ) -> Decision:
-    """Judge a build by the rate of one start, given how much its starts differ.
+    """Judge a build by the rate of one start, given how much the build's starts differ.
 
     Rounds after one start show only the rate of that start; other starts of the same build have
-    other rates. A decision on the build therefore requires that the rate is farther from the
-    threshold than starts differ: by Student's t on the logarithms of the earlier starts' rates, at
-    the gate's own error probability. Only decode and prefill rates are judged so.
+    other rates. A decision on the build therefore requires that the rate differs from the threshold
+    by more than starts differ. This is tested with Student's t on the logarithms of the earlier
+    starts' rates, with the gate's own error probability. It applies only to decode and prefill
+    rates.
 
     Args:
         decision: The decision on the rounds of this start.
         gate: The gate.
         measurement: What was measured.
-        levels: The rates of earlier starts of this build on this machine; None without a storage.
+        levels: The rates of earlier starts of this build on this machine; None if no runs are
+            stored.
 
     Returns:
-        The same decision, with a note on the number of starts; or INCONCLUSIVE if the rate is
-        nearer to the threshold than starts differ.
+        The same decision, with a note on the number of starts. If the rate differs from the
+        threshold by less than starts differ, the verdict is INCONCLUSIVE.
     """
     if measurement.unit != "tok/s" or measurement.is_tail or gate.unit != measurement.unit:
         return decision
@@ -69,7 +71,7 @@ def over_starts(
 
 
 def estimate_of(measurement: Measurement) -> Estimate | None:
-    """Return the value of a measurement and its interval; None without a valid sample."""
+    """Return the value of a measurement and its interval; None if there is no valid sample."""
     if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
         return None
     if measurement.is_mean:
@@ -92,15 +94,15 @@ def conclude(
 
     Args:
         measurement: The measurement.
-        decision: The decision of its gate; None without a gate, or with invalid samples.
+        decision: The decision of its gate; None if there is no gate, or if the samples are invalid.
         gated: Whether the metric has a gate.
-        against: The reasons why its samples are invalid.
-        refuted: The verdicts on timed values that do not count, since the machine is degraded.
+        against: The reasons why the samples are invalid.
+        refuted: The verdicts that do not count for timed values, because the machine is degraded.
         box: Why the machine is degraded.
 
     Returns:
-        The verdict, which is NOT_RUN if the machine was busy and the metric has no gate; and its
-        reason, which is None for a PASS without a gate.
+        The verdict and its reason. If the machine was busy and the metric has no gate, the verdict
+        is NOT_RUN. For a PASS without a gate, the reason is None.
     """
     name = measurement.name
     if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:

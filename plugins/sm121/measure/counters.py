@@ -1,4 +1,4 @@
-"""The counters in a server's /metrics, before and after a measurement."""
+"""Read the counters in a server's /metrics before and after a measurement."""
 
 import math
 import time
@@ -12,25 +12,28 @@ from sm121.core.server import Endpoint
 _FILE = files("sm121.fixtures") / "counters.toml"
 _NAMES: dict[str, list[str]] = tomllib.loads(_FILE.read_text("utf-8"))
 _OUR_NAMES = {counter: name for name, names in _NAMES.items() for counter in names}
-#: A metric with one sample per position in the draft; the label ``position`` has the position.
+#: A metric that has one sample per position in the draft. The label ``position`` is the position.
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
-#: How long to wait for final counters, in seconds: the engine updates them shortly after the
-#: answer's last byte.
+#: How long to wait for the final counters, in seconds. The engine updates them shortly after the
+#: last byte of an answer.
 _SETTLE_WITHIN_S = 2.0
-#: Values that are no counters, because they can also fall.
+#: Values that can also decrease, so that they are not counters.
 _GAUGES = ("running", "waiting", "cache_usage")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Counters at one time, by the suite's names. Counters that the server lacks are absent."""
+    """The counters at one time, with the suite's names.
+
+    Counters that the server lacks are absent.
+    """
 
     values: dict[str, float] = field(default_factory=dict)
-    #: Counters that are NaN or infinite; absent in ``values``.
+    #: The names of counters that are NaN or infinite. They are absent in ``values``.
     no_number: frozenset[str] = frozenset()
 
     def since(self, earlier: "Counters") -> dict[str, float]:
-        """Return by how much each counter grew; for gauges, the value itself.
+        """Return by how much each counter has grown. For a gauge, return the current value.
 
         Args:
             earlier: The counters at the start. Counters that were NaN or infinite are omitted.
@@ -48,7 +51,7 @@ def names(engine: str) -> set[str]:
     """Return the suite's names of the counters that an engine has.
 
     Args:
-        engine: The prefix of the engine's metrics, such as ``vllm``.
+        engine: The prefix of the engine's metrics, for example ``vllm``.
     """
     prefix = f"{engine}:"
     found = set()
@@ -59,7 +62,7 @@ def names(engine: str) -> set[str]:
 
 
 def parse_counters(text: str) -> Counters:
-    """Return the counters in a Prometheus exposition, summed over engines and models.
+    """Return the counters in a text of Prometheus metrics, summed over engines and models.
 
     Args:
         text: The text of /metrics.
@@ -73,14 +76,14 @@ def parse_counters(text: str) -> Counters:
 
 
 def fetch(endpoint: Endpoint) -> Counters | None:
-    """Return the counters in /metrics now; None without a readable /metrics."""
+    """Return the current counters in /metrics; None if /metrics cannot be read."""
     text = endpoint.page("/metrics")
     now = parse_counters(text) if text is not None else Counters()
     return now if now.values or now.no_number else None
 
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
-    """Return the counters once they no longer change, so that they include all earlier requests."""
+    """Wait until the counters no longer change, so that they include all earlier requests."""
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     before = fetch(endpoint)
     while before is not None:
@@ -93,12 +96,12 @@ def fetch_quiet(endpoint: Endpoint) -> Counters | None:
 
 
 def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -> Counters | None:
-    """Return the counters once they contain the generated tokens, or after a timeout.
+    """Wait until the counters include the generated tokens, at most until a timeout.
 
     Args:
         endpoint: The server.
         before: The counters before the requests; None if the server has none.
-        generated: The number of tokens that were generated since then.
+        generated: The number of tokens that were generated since `before`.
     """
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     while True:
@@ -115,16 +118,16 @@ def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -
 
 @dataclass(frozen=True)
 class Drafted:
-    """Numbers of drafts and their tokens, since the engine's start or between two times."""
+    """The numbers of drafts and of their tokens, since the engine's start or between two times."""
 
     drafts: float
     tokens: float
     accepted: float
-    #: Accepted tokens by their position in the draft; empty if the server does not count them.
+    #: The accepted tokens at each position in the draft; empty if the server does not count them.
     by_position: tuple[float, ...] = ()
 
     def since(self, earlier: "Drafted") -> "Drafted":
-        """Return the drafts since an earlier moment."""
+        """Return the numbers of drafts since an earlier reading."""
         by_position = list(self.by_position)
         for position, accepted in enumerate(earlier.by_position[: len(by_position)]):
             by_position[position] -= accepted
@@ -137,7 +140,7 @@ class Drafted:
 
     @property
     def accepted_length(self) -> float | None:
-        """Mean tokens per step, including the model's own token; None without a draft."""
+        """The mean number of tokens per step, including the model's own; None without a draft."""
         if not self.drafts:
             return None
         return 1.0 + self.accepted / self.drafts
@@ -151,7 +154,7 @@ class Drafted:
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:
-    """Return the numbers of drafts so far, once they no longer change; None without counters."""
+    """Wait until the numbers of drafts no longer change; None if the server has no counters."""
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""

@@ -1,9 +1,9 @@
-"""Which part of an answer a decode rate is computed from.
+"""Determine from which part of an answer a decode rate is computed.
 
-A first chunk can be late: it carries a payload, or waited for other requests. The tokens after it
-then come together or too soon, which makes the rate look high. Tokens that came together count as
-one `Moment`, and the clock starts at the first moment that is on time. A pause of the server after
-the first chunk remains part of the rate.
+The first chunk of an answer can be late, because it carries a payload, or because it waited for
+other requests. The following tokens then arrive together or too soon, and the rate would be too
+high. Tokens that arrived together therefore count as one `Moment`, and the measured part begins at
+the first moment that is on time. A pause of the server after the first chunk is part of the rate.
 """
 
 import itertools
@@ -15,27 +15,29 @@ from typing import NamedTuple
 
 from sm121.client.timed_answer import Arrival
 
-#: Chunks less than this fraction of a token's time apart count as sent together.
+#: If chunks arrive within this fraction of a token's time, they count as sent together.
 _TOGETHER = 0.25
 #: A chunk carries a payload if it is larger than the sum of this many typical chunks,
 #: `_PAYLOAD_BYTES`, and `_PAYLOAD_TOKEN_BYTES` for each of its tokens.
 _PAYLOAD_TIMES = 4.0
-#: See `_PAYLOAD_TIMES`; in bytes.
+#: A term of the sum in `_PAYLOAD_TIMES`, in bytes.
 _PAYLOAD_BYTES = 1024
-#: See `_PAYLOAD_TIMES`; in bytes per token.
+#: A term of the sum in `_PAYLOAD_TIMES`, in bytes per token.
 _PAYLOAD_TOKEN_BYTES = 64
-#: One short gap shows a late start if it is short by more than this many standard deviations.
+#: A single gap proves a late start if it is shorter than typical by more than this many standard
+#: deviations.
 _LATE = 3.0
-#: The same for the sum of several gaps, of which one may be short by chance.
+#: The sum of several gaps proves a late start if it is shorter than typical by more than this many
+#: standard deviations. The number is larger, because one of several gaps may be short by chance.
 _LATE_OF_SEVERAL = 4.0
-#: A start counts as on time if it is late by at most this fraction of each gap.
+#: A start counts as on time if it is late by at most this fraction of a gap, for each gap.
 _LATE_SHARE = 0.01
-#: A gap this many times the typical gap after a payload is a pause of the server, and part of the
-#: rate.
+#: After a payload, a gap of at least this many typical gaps counts as a pause of the server, which
+#: is part of the rate.
 _PAUSE = 1.5
-#: Minimum number of gaps for estimating the typical gap.
+#: The minimum number of gaps for estimating the typical gap.
 _GAPS_NEEDED = 4
-#: Maximum number of gaps that are used for the estimate.
+#: The maximum number of gaps for this estimate.
 _GAPS_AT_MOST = 32
 #: Standard deviation of a normal distribution divided by its mean absolute deviation.
 _DEVIATION = 1.2533
@@ -43,15 +45,15 @@ _DEVIATION = 1.2533
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Chunks that came together, counted as one arrival."""
+    """Chunks that arrived together, counted as one arrival."""
 
-    #: Time of the last chunk, in nanoseconds.
+    #: When the last of these chunks arrived, in nanoseconds.
     at_ns: int
-    #: Tokens of the answer so far, including these chunks.
+    #: The number of tokens of the answer up to and including these chunks.
     tokens: int
-    #: Chunks of the answer so far, including these.
+    #: The number of chunks of the answer up to and including these.
     chunks: int
-    #: Whether one of them carries a payload.
+    #: Whether one of these chunks carries a payload.
     payload: bool
 
 
@@ -63,36 +65,37 @@ class Window:
     end: Moment
     #: The number of tokens for which the rate was requested.
     requested: int
-    #: How late the excluded moments before the start were, in nanoseconds; 0 if there are none.
+    #: By how much the excluded moments before the start were late, in nanoseconds; 0 if there are
+    #: none.
     late_ns: float = 0.0
-    #: Moments after the start.
+    #: The number of moments after the start.
     steps: int = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens after the start."""
+        """The number of tokens after the start."""
         return self.end.tokens - self.start.tokens
 
     @property
     def ns(self) -> int:
-        """Nanoseconds from the start to the end."""
+        """The time from the start to the end, in nanoseconds."""
         return self.end.at_ns - self.start.at_ns
 
     @property
     def rate(self) -> float:
-        """Tokens a second; 0 for an empty window."""
+        """The rate in tokens per second; 0 for an empty window."""
         if self.ns <= 0:
             return 0.0
         return self.tokens / self.ns * 1e9
 
     @property
     def enough(self) -> bool:
-        """Whether at least half of the requested tokens are left."""
+        """Whether the window has at least half of the requested tokens."""
         return self.ns > 0 and 2 * self.tokens >= self.requested - 1
 
 
 def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
-    """Group the chunks of an answer into moments: chunks that came together form one.
+    """Group the chunks of an answer into moments. Chunks that arrived together form one moment.
 
     Args:
         arrivals: The chunks with tokens, in their order.
@@ -118,17 +121,18 @@ def window(
 ) -> Window | None:
     """Return the part of an answer from which a rate is computed.
 
-    The start is the same for each number of tokens. If the first tokens are excluded because they
-    came with a late first chunk, the part ends later, as far as the answer has more tokens.
+    The start does not depend on `tokens`. If first tokens are excluded because they came with a
+    late first chunk, the part ends later by as many tokens, if the answer has them.
 
     Args:
         arrivals: The chunks with tokens, in their order.
-        tokens: The length of the part; None for the whole answer.
-        drafts: Whether the server drafts. The part then starts at the first moment: steps with and
-            without a draft differ in time and tokens, so that short gaps show no late start.
+        tokens: The number of tokens of the part; None for the whole answer.
+        drafts: Whether the server uses speculative decoding. If so, the part starts at the first
+            moment. Steps with and without a draft differ in time and tokens, so that a short gap
+            does not prove a late start.
 
     Returns:
-        The part; None for an answer without a token.
+        The part; None if the answer has no token.
     """
     made = moments(arrivals)
     if not made:
@@ -153,11 +157,11 @@ def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> lis
     It begins when the last stream has its first token, and ends when the first stream ends.
 
     Args:
-        answers: The chunks with tokens of each stream.
+        answers: For each stream, its chunks with tokens.
         drafts: As in `window`.
 
     Returns:
-        One window of each stream; None if they never decode together.
+        One window for each stream; None if the streams never decode together.
     """
     streams = []
     begins_ns = []
@@ -182,7 +186,7 @@ def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> lis
 
 
 def _token_ns(arrivals: Sequence[Arrival]) -> float:
-    """Return the mean nanoseconds per token in the second half of the answer."""
+    """Return the mean time per token in the second half of the answer, in nanoseconds."""
     if len(arrivals) < 2:
         return 0.0
     last = arrivals[-1]
@@ -196,7 +200,7 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 
 class _Start(NamedTuple):
-    """The index of the first moment on time, and how late the ones before it were, in ns."""
+    """The first moment that is on time (its index), and how late the ones before it were, in ns."""
 
     place: int
     late_ns: float
@@ -219,10 +223,10 @@ class _Level(NamedTuple):
 
 
 def _start(made: Sequence[Moment], end: int) -> _Start:
-    """Return the first moment that is on time.
+    """Return the first moment that is on time, within the first half of the tokens.
 
-    It is the moment, within the first half of the tokens, at which the sum of the gaps so far falls
-    short of the same number of typical gaps by the most, beyond noise.
+    It is the moment at which the sum of the gaps so far is most below the sum of as many typical
+    gaps, if this difference exceeds the noise.
     """
     gaps = [0.0]
     tokens = [0]
@@ -236,8 +240,8 @@ def _start(made: Sequence[Moment], end: int) -> _Start:
     if not candidates or len(later) < _GAPS_NEEDED:
         return _ON_TIME
     # If a chunk is one step of the engine, its time does not depend on its number of tokens. If a
-    # chunk is sent when it is full, its time is proportional to that number. Use the assumption
-    # under which the gaps vary less.
+    # chunk is sent when it is full, its time is proportional to that number. Assume the case in
+    # which the gaps vary less.
     by_step = _level([gaps[index] for index in later])
     by_token = _level([gaps[index] / tokens[index] for index in later])
     is_by_step = by_step.spread <= by_token.spread
@@ -268,8 +272,8 @@ def _start(made: Sequence[Moment], end: int) -> _Start:
 def _level(values: Sequence[float]) -> _Level:
     """Return mean and standard deviation without the lowest and highest tenth of the values.
 
-    The median is not used: if gaps alternate between two values, as with the ticks of a timer, it
-    is far from the mean.
+    The median is not used, because it is far from the mean if gaps alternate between two values, as
+    with the ticks of a timer.
     """
     cut = len(values) // 10
     inner = sorted(values)[cut : len(values) - cut]

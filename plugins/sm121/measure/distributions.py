@@ -1,25 +1,25 @@
-"""The two distributions that intervals and gates use, implemented without scipy."""
+"""The binomial distribution and Student's t, implemented without scipy."""
 
 import math
 
-#: Relative error at which a continued fraction ends.
+#: The evaluation of a continued fraction ends at this relative error.
 _PRECISE = 1e-15
-#: Maximum number of terms of a continued fraction; about the square root of the sample size is
-#: needed.
+#: The maximum number of terms of a continued fraction. It needs about as many terms as the square
+#: root of the sample size.
 _MOST_TERMS = 100_000
 #: Up to this many trials, the probabilities for a fraction of 0.5 are computed exactly.
 _EXACT_UP_TO = 1000
-#: Replaces a denominator of 0.
+#: A tiny number that replaces a denominator of 0.
 _TINY = 1e-300
 
 
 def binomial_cdf(successes: int, count: int, fraction: float) -> float:
-    """Return the chance of at most a number of successes.
+    """Return the probability of at most a number of successes (binomial distribution).
 
     Args:
         successes: The number of successes.
         count: The number of trials.
-        fraction: The chance of a success, 0 to 1.
+        fraction: The probability of a success, 0 to 1.
     """
     if successes < 0:
         return 0.0
@@ -32,7 +32,7 @@ def binomial_cdf(successes: int, count: int, fraction: float) -> float:
 
 
 def student_cdf(degrees: float, value: float) -> float:
-    """Return the chance that Student's t is below a value.
+    """Return the probability that a value of Student's t distribution is below a value.
 
     Args:
         degrees: The degrees of freedom.
@@ -46,10 +46,10 @@ def student_cdf(degrees: float, value: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b): DLMF 8.17.20 and 8.17.22."""
+    """Return the regularised incomplete beta function I_x(a, b) (DLMF 8.17.20 and 8.17.22)."""
     if x <= 0.0 or x >= 1.0:
         return min(max(x, 0.0), 1.0)
-    if x > (a + 1.0) / (a + b + 2.0):  # The fraction of the other tail converges faster.
+    if x > (a + 1.0) / (a + b + 2.0):  # The fraction for the other tail converges faster.
         return 1.0 - _incomplete_beta(b, a, 1.0 - x)
     logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     logarithm += a * math.log(x) + b * math.log1p(-x)

@@ -1,4 +1,4 @@
-"""Numbers of drafts for a cell's requests, from the server's counters."""
+"""Count the drafts of a cell's requests with the server's counters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ _COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 
 @dataclass
 class DraftCounts:
-    """Numbers of drafts, draft tokens and accepted tokens, per text of the requests."""
+    """The numbers of drafts, draft tokens and accepted tokens for each fixed text."""
 
-    #: The numbers by the name of the text; the empty name stands for all requests together.
+    #: The numbers for each text, by its name. The empty name stands for all requests together.
     by_text: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, text: str, delta: Mapping[str, float]) -> None:
@@ -18,7 +18,7 @@ class DraftCounts:
 
         Args:
             text: The name of the requests' text; empty for all requests.
-            delta: Changes of the server's counters. Missing counters count as 0.
+            delta: The changes of the server's counters. Missing counters count as 0.
         """
         total = self.by_text.setdefault(text, {})
         for name in _COUNTERS:
@@ -31,9 +31,9 @@ class DraftCounts:
             text: The name of a text; empty for all requests.
 
         Returns:
-            ``acceptance_rate``, the fraction of drafted tokens that were accepted, and
-            ``mean_accepted_length``, in tokens per step including the model's own. Empty without
-            drafts.
+            ``acceptance_rate`` is the fraction of draft tokens that were accepted.
+            ``mean_accepted_length`` is the number of tokens per step, including the model's own
+            token. Empty if there were no drafts.
         """
         counts = self.by_text.get(text, {})
         drafts = counts.get("drafts", 0.0)

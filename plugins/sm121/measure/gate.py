@@ -36,7 +36,7 @@ More = Callable[[int], Measurement]
 ERROR = 0.01
 #: Number of rounds at the first look.
 FIRST_LOOK = 5
-#: Rounds at the second look. If one answer in five is slow, 20 have none in 1.2 % of the runs.
+#: Rounds at the second look. If one answer in five is slow, 20 contain none in 1.2 % of the runs.
 STEADY_LOOK = 20
 #: Numbers of rounds at the planned looks.
 _LOOKS = (FIRST_LOOK, STEADY_LOOK, 27, 38, 53, 74, 104)
@@ -46,7 +46,7 @@ _GROWTH = 1.4
 #: exceeds the threshold by more than the fraction. The first row is computed for a server whose
 #: rate is halved in one answer of five, the others for a server with two states 4 % apart.
 _UNSEEN_TO_PASS = ((STEADY_LOOK, 0.20), (38, 0.015), (53, 0.010), (74, 0.006))
-#: The same for a FAIL, which matters less if it comes late.
+#: The rows for a FAIL. They are less strict, because a late FAIL matters less.
 _UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
 #: The fraction for more rounds than in the last row.
 _UNSEEN_AT_LAST = 0.003
@@ -66,10 +66,10 @@ _ENDS = (1, 2, 3, 5, 8, 13)
 _BY_CHANCE = 2.5
 #: Minimum relative spread: a spread of 0 only shows the clock's resolution.
 RESOLUTION = 1e-4
-#: Maximum fraction of rounds that may be excluded because the client was late.
+#: The maximum fraction of rounds that are excluded because the client was late.
 _LEFT_OUT = 1 / 3
 
-#: Maximum probability of a wrong PASS of a tail at the last look (299 requests, none over: 5 %).
+#: The maximum probability of a wrong PASS of a tail at the last look.
 _LAST_TAIL_RISK = 0.01
 
 
@@ -131,7 +131,7 @@ def looks(maximum_rounds: int) -> tuple[int, ...]:
         planned.append(round(planned[-1] * _GROWTH))
     earlier = [rounds for rounds in planned if rounds < maximum_rounds]
     if earlier and maximum_rounds < earlier[-1] * 1.15:
-        earlier.pop()  # So late a look would only reduce the error probability of the others.
+        earlier.pop()  # This look would only reduce the error probability of the others.
     return (*earlier, maximum_rounds)
 
 
@@ -253,7 +253,7 @@ def _side(
     *,
     is_rate: bool,
 ) -> tuple[bool | None, str]:
-    """Return whether the level is above the threshold, or None and the reason if it is undecided.
+    """Return whether the level is above the threshold. If undecided, return None and the reason.
 
     `series`: all rounds, including excluded ones and answers of other lengths; `samples`: the
     metric's own rounds; `error`: the error probability that this look may spend.
@@ -353,7 +353,7 @@ def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
 
 
 def requests_needed(fraction: float) -> int:
-    """Return how many requests, all within a bound, show a quantile with 95 % confidence.
+    """Return how many requests, if none exceeds a bound, prove a quantile with 95 % confidence.
 
     Args:
         fraction: The quantile, 0 to 1. The 99th percentile needs 299 requests.
@@ -438,7 +438,7 @@ def decide_measurement(
             return Decision(Verdict.INCONCLUSIVE, None, estimate, fact), measurement
         measurement = more(next_rounds)
         if not measurement.valid or measurement.rounds <= rounds:
-            more = None  # no more valid rounds will come
+            more = None  # no more valid rounds can be measured
             bound = measurement.rounds
 
 

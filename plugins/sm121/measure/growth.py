@@ -1,4 +1,4 @@
-"""Growth of a quantity with the number of requests: a robust slope, compared with limits."""
+"""Compare the growth of a quantity with the number of requests with limits, by a robust slope."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ from sm121.measure.statistics import CONFIDENCE, Floats
 
 #: Minimum number of samples for a decision.
 LEAST_SAMPLES = 10
-#: Fraction of a load at its start that is ignored, since caches and pools fill.
+#: This fraction of a load, at its start, is ignored, because caches and pools fill.
 _WARM_UP = 0.25
-#: Fraction of the samples, at the end, that shows whether the growth continues.
+#: This fraction of the samples, at the end, shows whether the growth continues.
 _LAST = 0.2
-#: Maximum number of points for Theil-Sen's slope, which uses all pairs: a day of samples would have
-#: billions of pairs.
+#: The maximum number of points for Theil-Sen's slope. It uses all pairs of points, and a day of
+#: samples would have billions of pairs.
 _MOST_POINTS = 1500
-#: Minimum fraction of samples with a value. Below it, the source counts as silent.
+#: If a smaller fraction of the samples has a value, the source counts as silent.
 _LEAST_KNOWN = 0.5
 #: Minimum number of samples for judging the growth in each third of a load.
 LEAST_EVEN_SAMPLES = 3 * LEAST_SAMPLES
 
 
 class Growth(Record):
-    """Growth of one quantity over the steady part of a load (Theil-Sen's slope)."""
+    """The growth of one quantity over the steady part of a load (Theil-Sen's slope)."""
 
     quantity: str
     samples: int
-    #: Requests that ended during the steady part.
+    #: The number of requests that ended during the steady part.
     requests: float
     level: float | None = None
     per_request: float | None = None
@@ -63,21 +63,23 @@ def judge_growth(
 ) -> Growth:
     """Judge whether a quantity grows with the requests.
 
-    FAIL if the whole interval lies beyond a limit and the growth goes on. PASS if it lies within
-    both limits. INCONCLUSIVE if the quantity grew and then stopped growing, which both a full cache
-    and a paused leak do: only more load can decide.
+    The verdict is FAIL if the whole interval is above a limit and the growth continues. It is PASS
+    if the interval is below both limits. It is INCONCLUSIVE if the quantity grew and then stopped
+    growing. A cache that became full and a leak that paused both look like this, and only more load
+    can distinguish them.
 
     Args:
         quantity: The name of the quantity. Names with ``bytes`` are shown in MiB.
         requests: The number of ended requests at each sample.
         values: The value at each sample; None if it could not be read. If most are None, the
             verdict is INCONCLUSIVE.
-        limit_total: Maximum growth over the steady part.
-        limit_per_request: Maximum growth per request.
-        limit_even: Growth per request that is a leak if each third of the steady part grows faster
-            than it, and at least half as fast as the whole. (Caches fill in steps instead.)
-        least_total: Growth that is always allowed, for any number of requests: pools of threads and
-            connections fill.
+        limit_total: The maximum growth over the steady part.
+        limit_per_request: The maximum growth per request.
+        limit_even: If each third of the steady part grows faster per request than this limit, and
+            at least half as fast as the whole, the growth is a leak. (Caches fill in steps
+            instead.)
+        least_total: A total growth that is always allowed, because pools of threads and connections
+            fill.
     """
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
@@ -146,7 +148,7 @@ def _decide(growth: Growth, x: Floats, y: Floats, slope: "_Slope", limit_even: f
 
 
 def _undecided(growth: Growth, steady: Sequence[float | None]) -> str:
-    """Return why the samples do not suffice for a decision; empty if they do."""
+    """Return why the samples are not sufficient for a decision; empty if they are."""
     if is_silent(steady):
         return (
             f"{growth.quantity}: {growth.samples} of {len(steady)} samples have a value, the "
@@ -170,7 +172,7 @@ class _Slope:
 
 
 def _slope(x: Floats, y: Floats) -> _Slope:
-    from scipy import stats  # The import takes a second, which readers of reports need not spend.
+    from scipy import stats  # imported here, because the import takes a second
 
     if np.ptp(y) == 0 or np.ptp(x) == 0:
         return _Slope(0.0, 0.0, 0.0)  # some releases of scipy return NaN for constants
@@ -181,7 +183,7 @@ def _slope(x: Floats, y: Floats) -> _Slope:
 def _stays(x: Floats, y: Floats, most: float) -> bool:
     """Return whether the last points show that the growth per request is at most ``most``.
 
-    False if the points are too few or too noisy to show it.
+    Return False if there are too few points, or if they are too noisy.
     """
     last = max(LEAST_SAMPLES, int(len(y) * _LAST))
     if np.ptp(x[-last:]) <= 0:

@@ -1,4 +1,4 @@
-"""A server under measurement: its address, its client, and which prompts it accepts."""
+"""A server that is measured: its address, its client, and which kinds of prompts it accepts."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,15 +15,16 @@ from sm121.measure import counters, measurement
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 
-#: Shows a line of progress to people.
+#: Prints a progress line.
 Show = Callable[[str], None]
 
-#: Length of the answer to the probe, which shows how the server's tokens can be counted.
+#: The length of the answer to the probe, in tokens. The probe shows how to count the server's
+#: tokens.
 _PROBE_TOKENS = 2
-#: Lengths of the probe's prompts: of ids in tokens, of text in words.
+#: The lengths of the probe's prompts: the first in token ids, the second in words of text.
 _PROBE_PROMPT_TOKENS = 8
 _PROBE_WORDS = 32
-#: Smaller vocabularies to try if the server says that an id is out of its own.
+#: Smaller vocabularies to try if the server refuses an id as out of range.
 _VOCABULARIES = (30_000, 900)
 
 
@@ -40,20 +41,21 @@ class MeasuredServer:
     show: Show = lambda _line: None
     #: Reasons why all numbers of this server are invalid, such as a wrong kernel path.
     invalid: list[measurement.Invalidity] = field(default_factory=list)
-    #: Checks of this server that could not be made.
+    #: Checks that were not possible for this server.
     unproven: list[str] = field(default_factory=list)
     #: Returns the new log lines about kernels that were compiled during a request.
     compiled: Callable[[], list[str]] = list
-    #: How many requests it runs at a time; None if the engine chooses.
+    #: How many requests the server runs at a time; None if the engine chooses.
     slots: int | None = None
-    #: Whether `slots` was read from the server's start, and not from the profile.
+    #: Whether `slots` is from the server's start-up log or arguments, and not from the profile.
     slots_sure: bool = False
-    #: Maximum length of a prompt with its answer, in tokens; None if it is not known.
+    #: The maximum length of a prompt with its answer, in tokens; None if it is unknown.
     context: int | None = None
-    #: Whether timed requests must request token ids, since nothing else counts a chunk's tokens.
+    #: Whether timed requests must request token ids, because the server offers no other way to
+    #: count the tokens of a chunk.
     needs_ids: bool = False
 
-    #: Tokens per second of all streams together, by the number of concurrent streams.
+    #: For each number of concurrent streams, the tokens per second of all streams together.
     rates_together: dict[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -79,10 +81,11 @@ class MeasuredServer:
             directory: The folder of the raw records.
             show: Called with lines of progress.
             invalid: Reasons why all numbers of this server are invalid.
-            unproven: Checks of this server that cannot be made.
-            natural: Use the fixed natural texts.
-            may_draft: Also use these texts if the server has counters of drafts. False: the log
-                shows that it does not draft. llama-server has these counters always.
+            unproven: Checks that are not possible for this server.
+            natural: Whether to use the fixed natural texts.
+            may_draft: Whether to use the fixed texts also if the server has counters of drafts.
+                False if the log shows that the server does not use speculative decoding;
+                llama-server has these counters even then.
             compiled: Returns new log lines about kernels that were compiled during a request.
 
         Yields:
@@ -126,11 +129,11 @@ class MeasuredServer:
         """Return a request with a fresh prompt.
 
         Args:
-            prompt_tokens: Length of the prompt.
-            tokens: Length of the answer.
+            prompt_tokens: The length of the prompt, in tokens.
+            tokens: The length of the answer, in tokens.
             text: The name of the fixed text at the end of the prompt; empty for random tokens.
-            ids: Request token ids even if the server does not need them. Not for timed requests.
-            temperature: 0 is greedy.
+            ids: Whether to request token ids even if `needs_ids` is false; not for timed requests.
+            temperature: The temperature; 0 for greedy sampling.
         """
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
@@ -160,7 +163,7 @@ class MeasuredServer:
         self._probe_text(refusal)
 
     def _answer_to_the_largest_id(self) -> TimedAnswer:
-        """Send a prompt with the largest id of the vocabulary; texts are sent as they are."""
+        """Send a prompt that contains the largest id of the vocabulary, or else a text."""
         prompt = self.prompts.make(_PROBE_PROMPT_TOKENS, "")
         if isinstance(prompt, list):
             prompt[0] = self.prompts.vocabulary - 1
@@ -174,7 +177,7 @@ class MeasuredServer:
         )
 
     def _probe_text(self, refusal: str) -> None:
-        """Find out how to make texts of a given length. `refusal`: why ids are not accepted."""
+        """Find out how to make texts of a given length. `refusal` is why the server refuses ids."""
         self.prompts.as_text = True
         self.prompts.exact = self.prompts.can_tokenize()
         answer = self._answer(

@@ -1,4 +1,4 @@
-"""One measured quantity: raw samples, how tokens were counted, and why it is invalid."""
+"""One measured quantity: its raw samples, how tokens were counted, and why it may be invalid."""
 
 import numbers
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ Unit = Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 #: Units of values that do not depend on the state of the machine.
 COUNTED = ("%", "tokens", "nats")
-#: Units of values that exist once in a run (a start, a peak, an acceptance rate) and have one
-#: sample.
+#: Units of values that exist only once in a run and have one sample, for example the time of a
+#: start, a peak of memory or an acceptance rate.
 EXISTS_ONCE = ("s", "GiB", *COUNTED)
 #: Reasons of invalidity that other work on the machine can cause.
 _OF_THE_MACHINE = frozenset({"drift", "client_lag"})
@@ -20,7 +20,7 @@ _OF_THE_MACHINE = frozenset({"drift", "client_lag"})
 
 @dataclass(frozen=True)
 class Invalidity:
-    """A named reason why a number does not count, with its evidence."""
+    """A reason why a number is invalid, with a name and evidence."""
 
     reason: str
     evidence: str
@@ -31,7 +31,7 @@ class Invalidity:
 
 @dataclass(kw_only=True)
 class Measurement:
-    """One quantity by its name in verdict.json (``tg32@d0``, ``ttft_p99``)."""
+    """One quantity, with its name in verdict.json (for example ``tg32@d0`` or ``ttft_p99``)."""
 
     name: str
     unit: Unit
@@ -46,30 +46,32 @@ class Measurement:
     #: Whether the value is the mean of the samples (one per fixed text).
     is_mean: bool = False
     invalid: list[Invalidity] = field(default_factory=list)
-    #: Checks that could not be made. They do not make the measurement INVALID.
+    #: Checks that were not possible. They do not make the measurement INVALID.
     unproven: list[str] = field(default_factory=list)
-    #: Notes for the reader. They do not change a verdict.
+    #: Remarks for the report, which do not change a verdict.
     remarks: list[str] = field(default_factory=list)
-    #: Other definitions of the same quantity and related numbers, by name.
+    #: Related numbers, and values by other definitions of the quantity; the keys are their names.
     extra: dict[str, Any] = field(default_factory=dict)
-    #: The samples and the rates of the cell's other answers, in the order of sending. Other answers
-    #: are scaled to the samples' median: they show how the level changes, not how high it is.
+    #: The samples and the rates of the cell's other answers, in the order of sending. The rates of
+    #: other answers are scaled to the samples' median, so that they show how the level changes, but
+    #: not how high it is.
     track: list[float] = field(default_factory=list)
-    #: The bounds of each round that a delay of the client disturbed.
+    #: For each round that a delay of the client disturbed, the bounds of its value.
     left_out: list[tuple[float, float]] = field(default_factory=list)
     #: The file of the raw answers.
     records: Path | None = None
 
     def __post_init__(self) -> None:
-        """Reject invalid fields: tests outside the suite may construct measurements too.
+        """Reject invalid fields, because tests outside the suite may also create measurements.
 
         Raises:
-            ValueError: The unit is unknown, a sample is no number, or the quantile not in (0, 1).
+            ValueError: The unit is unknown, a sample is not a number, or the quantile is not in (0,
+                1).
         """
         if self.unit not in UNITS:
             expected = ", ".join(UNITS)
             raise ValueError(f"{self.name}: unit: expected one of {expected}, got {self.unit!r}")
-        given: list[object] = [*self.samples]  # callers may ignore the type
+        given: list[object] = [*self.samples]  # callers may pass values of other types
         for sample in given:
             if not isinstance(sample, numbers.Real):
                 raise ValueError(f"{self.name}: samples: expected numbers, got {sample!r}")
@@ -88,10 +90,10 @@ class Measurement:
 
     @property
     def valid(self) -> bool:
-        """Whether no reason makes the samples invalid."""
+        """Whether the samples are valid."""
         return not self.invalid
 
     @property
     def unsteady(self) -> bool:
-        """Whether the samples are invalid, and only because of other work on the machine."""
+        """Whether other work on the machine is the only reason why the samples are invalid."""
         return bool(self.invalid) and {item.reason for item in self.invalid} <= _OF_THE_MACHINE

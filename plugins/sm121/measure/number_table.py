@@ -6,21 +6,21 @@ from dataclasses import astuple, dataclass
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 
-#: Maximum number of rows, so that the table and the verdict below it fit one screen.
+#: The maximum number of rows, so that the table and the verdict below it fit on one screen.
 MOST = 6
-#: The confidence in the table's header; a row with another confidence states its own.
+#: The confidence that the table's header shows. A row with another confidence shows its own.
 _USUAL_CONFIDENCE = "95%"
 
 
 @dataclass(frozen=True)
 class NumberRow:
-    """One metric; each field is the text of a cell, empty where there is nothing to show."""
+    """One row of the table. Each field is the text of a cell, which may be empty."""
 
     metric: str
     value: str
     interval: str
     required: str
-    #: Fraction of the rate that the memory's bandwidth allows.
+    #: The rate as a fraction of the highest rate that the memory bandwidth allows.
     share: str
     verdict: str
 
@@ -44,7 +44,7 @@ def aligned(table: Sequence[NumberRow]) -> str:
         table: The rows.
 
     Returns:
-        The text, which is empty for no rows.
+        The text; empty if there are no rows.
     """
     if not table:
         return ""
@@ -62,12 +62,12 @@ def aligned(table: Sequence[NumberRow]) -> str:
 
 
 def interval(low: float | None, high: float | None, confidence: float | None) -> str:
-    """Return the text of an interval: ``51.9 to 52.4``, with its confidence if it is not 95 %.
+    """Return an interval as text, for example ``51.9 to 52.4``, with a confidence other than 95 %.
 
     Args:
-        low: The lower bound; None if it is not known.
+        low: The lower bound; None if it is unknown.
         high: The upper bound; None if there is none.
-        confidence: The confidence, 0 to 1; None if it is not known.
+        confidence: The confidence, 0 to 1; None if it is unknown.
     """
     text = f"{number(low) or '?'} to {number(high) or 'unbounded'}"
     shown = "" if confidence is None else f"{confidence:.0%}"

@@ -17,11 +17,11 @@ class Sizes:
     """The sizes that a user requests.
 
     Attributes:
-        generated_tokens: Answer lengths in addition to the profile's.
-        only_depths: Depths instead of the profile's; None: the profile's.
-        depths: Depths in addition to `only_depths` or the profile's.
-        concurrency: Numbers of streams in addition to the profile's.
-        rounds: The number of rounds instead of the profile's; None: the profile's.
+        generated_tokens: Answer lengths, in addition to those of the profile.
+        only_depths: Depths that replace those of the profile; None to keep the profile's.
+        depths: Depths, in addition to `only_depths` or to those of the profile.
+        concurrency: Numbers of streams, in addition to those of the profile.
+        rounds: The number of rounds; None for the profile's.
     """
 
     generated_tokens: tuple[int, ...] = ()
@@ -36,10 +36,10 @@ class Plan:
     """The measuring plan of a run: the profile's plan with the user's sizes.
 
     Attributes:
-        prompt_tokens: Length of the prompt after the depth.
-        generated_tokens: Answer lengths, in ascending order.
-        depths: Tokens in front of the prompt. Loads use the first one.
-        measuring: Rounds and bounds.
+        prompt_tokens: The length of the prompt that follows the depth, in tokens.
+        generated_tokens: The lengths of answers in tokens, in ascending order.
+        depths: Numbers of tokens in front of the prompt. Loads use the first one.
+        measuring: The numbers of rounds and the bounds.
     """
 
     prompt_tokens: int
@@ -57,7 +57,7 @@ class Plan:
             sizes: The user's sizes. Their ``rounds`` also raises the maximum number of rounds.
 
         Raises:
-            UsageError: The profile has no such plan.
+            UsageError: The profile has no plan of this name.
         """
         performance = profile.performance
         measuring = performance.measuring
@@ -83,10 +83,13 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """Length of the long answers in tokens; rates of fewer tokens use their beginning."""
+        """The length of the long answers, in tokens.
+
+        Rates of fewer tokens use the answers' beginning.
+        """
         return max(self.generated_tokens)
 
     @property
     def shortest(self) -> int:
-        """Length of the short answers in tokens, for the second clock and the warm-up."""
+        """The length of the short answers, in tokens. They serve for checks and the warm-up."""
         return max(2, min(self.generated_tokens) // 4)

@@ -1,7 +1,7 @@
-"""Prompts of an exact length that are in no cache.
+"""Make prompts of an exact length that no prefix cache contains.
 
-They are fresh random tokens; for a server that drafts, fixed natural texts
-(``fixtures/texts.toml``) behind a fresh beginning.
+The prompts are new random tokens. For a server with speculative decoding, they are fixed natural
+texts (``fixtures/texts.toml``) after a new beginning.
 """
 
 import random
@@ -19,17 +19,16 @@ import httpx
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
 
-#: Ids below this are one printable ASCII character each in a byte-level BPE vocabulary.
+#: In a byte-level BPE vocabulary, each id below this number is one printable ASCII character.
 _ASCII = 94
-#: How many different random words texts are made of.
+#: The number of different random words of which texts consist.
 _WORDS = 4000
-#: Maximum number of attempts to make a text of an exact length.
+#: The maximum number of attempts to make a text of an exact length.
 _ATTEMPTS = 4
-#: Number of tokens at the beginning of a text that are kept if it is shortened, because they make
-#: it unique.
+#: If a text is shortened, this many tokens at its beginning are kept, because they make it unique.
 _HEAD = 4
 _FILE = files("sm121.fixtures") / "texts.toml"
-#: The fixed texts, by name.
+#: The fixed texts; the keys are their names.
 TEXTS: Mapping[str, str] = {
     name: row["text"].rstrip("\n") for name, row in tomllib.loads(_FILE.read_text("utf-8")).items()
 }
@@ -41,11 +40,12 @@ class Prompts:
 
     Attributes:
         endpoint: The server, whose /tokenize is used for texts.
-        vocabulary: Ids below it are plain tokens.
-        natural: Use the fixed texts, since the text decides how many draft tokens are accepted.
-        as_text: Make texts instead of ids.
-        exact: Whether the server has a /tokenize that gives the length of a text.
-        tokens_per_word: The measured mean length of a word in tokens.
+        vocabulary: Ids below this number are ordinary tokens.
+        natural: Whether to use the fixed texts. With speculative decoding, the text determines how
+            many draft tokens are accepted.
+        as_text: Whether to make texts instead of ids.
+        exact: Whether the server's /tokenize gives the length of a text.
+        tokens_per_word: The measured mean number of tokens per word.
     """
 
     endpoint: Endpoint
@@ -64,16 +64,17 @@ class Prompts:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Names of the fixed texts at the end of prompts; one empty name without them."""
+        """The names of the fixed texts for the ends of prompts; one empty name if none are used."""
         return tuple(TEXTS) if self.natural else ("",)
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:
-        """Return a prompt with a new beginning; prompts of ids differ in the first token.
+        """Return a prompt with a new beginning. Prompts of ids differ in their first tokens.
 
         Args:
             tokens: The length of the prompt.
-            text: The name of the text at its end; empty for random tokens. Random tokens end with a
-                whole character: after a partial one, vLLM's answer would repeat the prompt's text.
+            text: The name of the text at the end of the prompt; empty for random tokens. Random
+                tokens end with a complete character, because after an incomplete one vLLM's answer
+                would repeat text of the prompt.
         """
         if self.as_text:
             return self._text(tokens, text)
@@ -96,7 +97,7 @@ class Prompts:
 
         Args:
             count: The number of words.
-            text: The name of the fixed text at its end; empty for random words only.
+            text: The name of the fixed text at the end; empty for random words only.
         """
         if text:
             words = {name: re.findall(r"\S+\s*", fixed) for name, fixed in TEXTS.items()}
@@ -132,7 +133,7 @@ class Prompts:
         return list(http.post("/tokenize", json=body).raise_for_status().json()["tokens"])
 
     def can_tokenize(self) -> bool:
-        """Return whether the server has a /tokenize that works."""
+        """Return whether the server has a working /tokenize."""
         with self.endpoint.http() as http:
             try:
                 return len(self._tokenize(http, "one two three")) > 0
@@ -143,11 +144,11 @@ class Prompts:
 def ending(texts: Mapping[str, Sequence[Any]], name: str, count: int) -> list[Any]:
     """Return the last tokens or words of a text.
 
-    If the text is too short, the other texts precede it, repeated as often as needed, so that a
+    If the text is too short, the other texts are put in front of it, as often as needed, so that a
     prompt contains only natural text.
 
     Args:
-        texts: The parts of each text, tokens or words.
+        texts: For each text, its parts (tokens or words).
         name: The name of the text at the end.
         count: The number of parts.
     """

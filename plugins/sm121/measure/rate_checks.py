@@ -1,4 +1,4 @@
-"""Checks of rates: against the server's clock, wall times, and the parts of the same answers."""
+"""Check rates by the server's own timestamps, by wall times, and by parts of the same answers."""
 
 from collections.abc import Sequence
 from statistics import median, pstdev
@@ -12,27 +12,29 @@ from sm121.measure.distributions import student_cdf
 from sm121.measure.timing import arrivals, window
 from sm121.measure.validity import Findings, tokens_of
 
-#: Tolerated seconds per request between the engine's timestamp of a token and the client's.
+#: The tolerated difference between the engine's and the client's timestamp of a token, in seconds
+#: per request.
 _DELIVERY_S = 0.002
-#: Maximum fraction of rounds with too few tokens left after those that came together.
+#: The maximum fraction of rounds that have too few tokens after those that arrived together.
 _BUNCHED_SHARE = 0.25
 #: A pause after a first chunk without text is suspicious if it is longer than this many gaps plus
 #: `_PAUSE_SHARE` of the time to the first chunk.
 _PAUSE = 3.0
-#: See `_PAUSE`.
+#: See `_PAUSE`: the fraction of the time to the first chunk.
 _PAUSE_SHARE = 0.1
-#: Minimum number of chunks in an answer for judging such a pause.
+#: Such a pause is judged only in answers of at least this many chunks.
 _GAPS = 4
 #: Differences of up to this many standard errors of a median count as noise.
 _NOISE = 3.0
 #: Standard deviation of a normal distribution divided by its median absolute deviation.
 _DEVIATION = 1.4826
-#: Probability of reporting a drift that does not exist, over all rounds at which it may begin.
+#: The probability of reporting a drift although there is none, over all rounds at which it may
+#: begin.
 _DRIFT_RISK = 1e-4
 
 
 class RatePair(NamedTuple):
-    """The decode rate of the same tokens by two clocks, in tokens a second."""
+    """The decode rate of the same tokens, computed in two ways, in tokens per second."""
 
     by_stream: float
     by_wall_time: float
@@ -45,16 +47,17 @@ def check_server_clock(
     bound: float,
     findings: Findings,
 ) -> None:
-    """Check the decode rate of all requests against the engine's own clock.
+    """Compare the decode rate of all requests with the engine's own measurement.
 
-    A stream may be slower than the engine, since it includes the delivery; it cannot be faster.
+    A stream may be slower than the engine, because its time includes the delivery. It cannot be
+    faster.
 
     Args:
-        delta: The change of the server's counters; None if it has none.
+        delta: The changes of the server's counters; None if it has none.
         answers: All answers between the two readings of the counters.
-        clock: How their tokens are counted.
+        clock: How the answers' tokens are counted.
         bound: The tolerated relative difference.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     seconds = (delta or {}).get("decode_seconds")
     if seconds is None:
@@ -70,7 +73,7 @@ def check_server_clock(
     long = [part for part in windows if part.end.tokens == longest]
     long_ns = sum(part.ns for part in long)
     if long_ns <= 0 or len(windows) < len(answers):
-        return  # a request failed: another check reports it
+        return  # a request failed, which another check reports
     if seconds <= 0:
         findings.against(
             "server_clock",
@@ -78,8 +81,9 @@ def check_server_clock(
             f"by {seconds:g} s",
         )
         return
-    # A short answer does not show whether its first chunk was late. Without drafts it is no faster
-    # than a long one, so its time is at least its tokens times the long answers' time per token.
+    # A short answer does not show whether its first chunk was late. Without speculative decoding, a
+    # short answer is not faster than a long one. Its time is therefore at least the number of its
+    # tokens times the long answers' time per token.
     token_ns = 0.0
     if not any(answer.text for answer in answers):
         token_ns = long_ns / sum(part.tokens for part in long)
@@ -97,14 +101,14 @@ def check_server_clock(
 
 
 def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Findings) -> None:
-    """Check that the chunk that counts as the first token did not come before that token.
+    """Check that the chunk that counts as the first token did not arrive before that token.
 
-    Such a chunk has no text, and the time for the prompt passes after it instead of before it.
+    Such a chunk has no text, and the time for processing the prompt follows the chunk.
 
     Args:
         answers: The answers.
-        clock: How their tokens are counted.
-        findings: Receives the reason.
+        clock: How the answers' tokens are counted.
+        findings: Receives the reason if the check fails.
     """
     pauses_ns = []
     waits_ns = []
@@ -133,13 +137,13 @@ def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Fi
 def check_start(
     answers: Sequence[TimedAnswer], clock: Clock, tokens: int, findings: Findings
 ) -> None:
-    """Check that enough of the first tokens came separately, and not with the first chunk.
+    """Check that enough of the first tokens did not arrive together with the first chunk.
 
     Args:
         answers: The answers.
-        clock: How their tokens are counted.
+        clock: How the answers' tokens are counted.
         tokens: The number of first tokens.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     windows = []
     for answer in answers:
@@ -158,19 +162,20 @@ def check_start(
 def check_beginning(
     answers: Sequence[TimedAnswer], clock: Clock, tokens: int, bound: float, findings: Findings
 ) -> None:
-    """Check the rate of the first tokens against the rate of the rest of the same answers.
+    """Compare the rate of the first tokens with the rate of the rest of the same answers.
 
-    The first rate is too high only if tokens were held back and sent with the first chunk: the
-    context grows so little that its cost is far below the bound. If the server drafts, a text may
-    begin with tokens that are easier to draft. Therefore the text with the lowest ratio counts, and
-    for each answer the lower of the ratios by tokens and by steps.
+    If the first rate is higher, tokens were held back and sent with the first chunk. The growing
+    context is not the cause, because its cost within an answer is far below the bound. With
+    speculative decoding, a text may begin with tokens that are easier to draft. Therefore the text
+    with the lowest ratio counts, and each answer counts with the ratio of token rates or of step
+    rates, whichever is lower.
 
     Args:
         answers: The answers.
-        clock: How their tokens are counted.
+        clock: How the answers' tokens are counted.
         tokens: The number of first tokens.
         bound: The tolerated relative difference.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     by_text: dict[str, list[float]] = {}
     for answer in answers:
@@ -197,12 +202,12 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
 
     Args:
         answer: The answer.
-        clock: How its tokens are counted.
+        clock: How the answer's tokens are counted.
         tokens: The number of first tokens.
 
     Returns:
-        The ratio of the token rates. With a fixed text (the server drafts): the lower of the ratio
-        of token rates and the ratio of decoding-step rates. None if a part has too few tokens.
+        The ratio of the token rates. With a fixed text (speculative decoding), the ratio of token
+        rates or of decoding-step rates, whichever is lower. None if a part has too few tokens.
     """
     beginning = window(answer, clock, tokens)
     whole = window(answer, clock)
@@ -222,16 +227,17 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
 def check_second_clock(
     pairs: Sequence[tuple[float, float]], bound: float, findings: Findings, neighbours: bool = False
 ) -> None:
-    """Check decode rates from the stream against rates from the wall times of whole requests.
+    """Compare decode rates from the stream with rates from the wall times of whole requests.
 
-    A change of the server's speed from one answer to the next affects both.
+    A change of the server's speed from one answer to the next affects both rates.
 
     Args:
-        pairs: The rates by both clocks (`RatePair`).
+        pairs: The rates, each computed in both ways.
         bound: The tolerated relative difference.
-        findings: Receives the reason.
-        neighbours: Whether no answer is in two pairs. Then a difference of three standard errors of
-            the median is tolerated; otherwise, since pairs share answers, two standard deviations.
+        findings: Receives the reason if the check fails.
+        neighbours: Whether each answer is in one pair only. If so, a difference of three standard
+            errors of the median is tolerated. If pairs share answers, two standard deviations are
+            tolerated.
     """
     rates = [RatePair(*pair) for pair in pairs]
     ratios = [pair.by_wall_time / pair.by_stream for pair in rates if pair.by_stream]
@@ -242,7 +248,7 @@ def check_second_clock(
     # The standard error of a median is 1.2533 times that of a mean.
     deviations = _NOISE * 1.2533 / len(ratios) ** 0.5 if neighbours else 2.0
     noise = deviations * _DEVIATION * median(abs(each - ratio) for each in ratios)
-    # If the wall times vary little, this detects a stream that is wrong in only half the answers.
+    # If the wall times vary little, this detects wrong timestamps even in half of the answers.
     by_stream = median(pair.by_stream for pair in rates)
     by_wall_time = median(pair.by_wall_time for pair in rates)
     spread = 2.0 * pstdev(pair.by_wall_time for pair in rates)
@@ -259,9 +265,9 @@ def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> Non
     """Check that a rate did not change while it was measured.
 
     Args:
-        rates: The rates by round.
+        rates: The rates of the rounds, in their order.
         bound: The tolerated relative change.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     change = drift(rates)
     if change is None:
@@ -282,8 +288,8 @@ class Drift(NamedTuple):
 
     Attributes:
         at: The index of the first value after the change.
-        before: The median of the values before it.
-        after: The median of the values after it.
+        before: The median of the values before the change.
+        after: The median of the values after the change.
     """
 
     at: int
@@ -292,9 +298,10 @@ class Drift(NamedTuple):
 
 
 def drift(rates: Sequence[float]) -> Drift | None:
-    """Return where the level of a series changes; None if it does not.
+    """Return where the level of a series changes; None if it does not change.
 
-    Runs a t test at each index with two samples on either side, with a Bonferroni correction.
+    The function runs a t test at each index that has at least two values on either side, with a
+    Bonferroni correction.
 
     Args:
         rates: The series.

@@ -1,7 +1,7 @@
 """Point estimates and their intervals, from raw samples.
 
-The estimate of a metric is its median. The interval is a pair of order statistics: its coverage is
-exact for every distribution, also with infinite samples (failed requests).
+The estimate of a metric is its median. The bounds of the interval are order statistics, so that its
+coverage is exact for every distribution, even with infinite samples (failed requests).
 """
 
 import bisect
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sm121.measure.distributions import binomial_cdf
 
 Floats = NDArray[np.float64]
-#: The confidence of an interval, if there are enough samples for it.
+#: The confidence of an interval, if there are enough samples.
 CONFIDENCE = 0.95
 #: Number of resamples of a bootstrap.
 _RESAMPLES = 4000
@@ -30,8 +30,9 @@ class Estimate:
         value: The point estimate.
         ci_low: The lower bound; None if there is none.
         ci_high: The upper bound; None if there is none.
-        confidence: The coverage of the interval: 95 %, or less if the samples are too few. (Even
-            the whole range of five samples covers the median with less than 95 %.)
+        confidence: The coverage of the interval. It is 95 %, or less if there are too few samples.
+            (For example, even the whole range of five samples covers the median with less than 95
+            %.)
         rounds: The number of samples.
     """
 
@@ -94,8 +95,8 @@ def median_ranks(count: int) -> tuple[int, float]:
 
     Returns:
         The largest rank r (from 0) for which [r-th smallest, r-th largest] covers the median with
-        at least `CONFIDENCE`, and the coverage. If even the whole range does not, rank 0 with its
-        coverage.
+        at least `CONFIDENCE`, and the coverage. If even the whole range covers the median with
+        less, the result is rank 0 and its coverage.
     """
     ranks = range((count + 1) // 2)
     enough = bisect.bisect_left(ranks, 1.0 - CONFIDENCE, key=lambda rank: _outside(rank, count))
@@ -106,8 +107,8 @@ def median_ranks(count: int) -> tuple[int, float]:
 def quantile(samples: Sequence[float], fraction: float) -> float:
     """Return the smallest sample that at least ``fraction`` of the samples do not exceed.
 
-    There is no interpolation, so that a percentile is a measured value. Infinity is the largest
-    value.
+    The function does not interpolate, so that a percentile is a measured value. Infinite samples
+    count as the largest values.
 
     Args:
         samples: The samples.
@@ -129,7 +130,7 @@ def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
         fraction: The quantile, 0 to 1.
 
     Returns:
-        The estimate. A bound that would need more samples is None, and so is ``confidence`` then.
+        The estimate. If a bound would need more samples, this bound and ``confidence`` are None.
 
     Raises:
         ValueError: There is no sample, or one is not a number.
@@ -154,7 +155,8 @@ def ratio_interval(
 ) -> tuple[float, float, float]:
     """Return the ratio of two medians and its 95 % interval by the percentile bootstrap.
 
-    BCa is not used: it is degenerate for medians, whose jackknife has only two distinct values.
+    The BCa bootstrap is not used. It is degenerate for medians, because their jackknife has only
+    two distinct values.
 
     Args:
         numerator: The samples whose median is the numerator.
@@ -164,7 +166,7 @@ def ratio_interval(
         The ratio, its lower bound and its upper bound.
 
     Raises:
-        ValueError: A side has fewer than two samples.
+        ValueError: The numerator or the denominator has fewer than two samples.
     """
     above = _sorted(numerator)
     below = _sorted(denominator)
@@ -207,6 +209,6 @@ def _outside(rank: int, count: int) -> float:
 
 
 def median_or_none(values: Iterable[float]) -> float | None:
-    """Return the median of values; None without values."""
+    """Return the median of values; None if there are none."""
     numbers = list(values)
     return float(np.median(numbers)) if numbers else None

@@ -1,4 +1,4 @@
-"""Times and rates of one timed answer, for a given clock (the way its tokens are counted)."""
+"""Compute times and rates of one timed answer. A `Clock` is a way to count the answer's tokens."""
 
 import itertools
 import math
@@ -13,16 +13,16 @@ NEVER = math.inf
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
-    """Return how the tokens of all answers are counted: by the least exact clock of an answer.
+    """Return how the tokens of all answers are counted: in the least exact way of any answer.
 
-    A clock is a way to count tokens. If an answer's final usage equals its number of chunks, each
-    chunk was one token, and the answer's clock counts as ``usage``.
+    If an answer's final usage equals its number of chunks, each chunk was one token, and the tokens
+    of the answer count as counted by ``usage``.
 
     Args:
         answers: The answers; failed ones are ignored.
 
     Returns:
-        The clock; None if no answer has a token.
+        The way to count; None if no answer has a token.
     """
     clocks = set()
     for answer in answers:
@@ -41,8 +41,8 @@ def arrivals(answer: TimedAnswer, clock: Clock) -> list[Arrival]:
 
     Args:
         answer: The answer.
-        clock: How its tokens are counted. If this is ``usage`` and the answer has usage only at its
-            end, each chunk counts as one token.
+        clock: How the answer's tokens are counted. If this is ``usage``, but the answer has usage
+            only at its end, each chunk counts as one token.
     """
     if clock == "usage" and answer.clock() == "chunks":
         return answer.arrivals("chunks")
@@ -54,7 +54,7 @@ def ttft_ms(answer: TimedAnswer, clock: Clock) -> float:
 
     Args:
         answer: The answer.
-        clock: How its tokens are counted.
+        clock: How the answer's tokens are counted.
 
     Returns:
         Milliseconds since the request was sent; infinite for a failed request.
@@ -66,7 +66,7 @@ def ttft_ms(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def visible_ms(answer: TimedAnswer) -> float | None:
-    """Return the time to the first visible text in milliseconds; None if there was none."""
+    """Return the time to the first visible text in milliseconds; None if the answer has none."""
     for chunk in answer.chunks:
         if chunk.visible:
             return (chunk.at_ns - answer.sent_ns) / 1e6
@@ -85,11 +85,11 @@ def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
 
     Args:
         answer: The answer.
-        clock: How its tokens are counted.
+        clock: How the answer's tokens are counted.
 
     Returns:
-        The gaps in milliseconds. Chunks that came together count as one. A failed request has one
-        infinite gap.
+        The gaps in milliseconds. Chunks that arrived together count as one. A failed request has
+        one infinite gap.
     """
     if not answer.ok:
         return [NEVER]
@@ -102,11 +102,12 @@ def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> deco
 
     Args:
         answer: The answer.
-        clock: How its tokens are counted.
-        tokens: Use the answer up to the chunk with this token; None for the whole answer.
+        clock: How the answer's tokens are counted.
+        tokens: The number of tokens to use (up to the end of their chunk); None for the whole
+            answer.
 
     Returns:
-        The part; None for an answer without a token, or a failed one.
+        The part; None if the answer has no token, or failed.
     """
     chunks = arrivals(answer, clock) if answer.ok else []
     return decoding.window(chunks, tokens, drafts=bool(answer.text))
@@ -117,21 +118,22 @@ def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) ->
 
     Args:
         answer: The answer; a failed one has the rate 0.
-        clock: How its tokens are counted.
-        tokens: Use the answer up to the chunk with this token; None for the whole answer.
+        clock: How the answer's tokens are counted.
+        tokens: The number of tokens to use (up to the end of their chunk); None for the whole
+            answer.
     """
     part = window(answer, clock, tokens)
     return part.rate if part is not None else 0.0
 
 
 def bunched(answers: Sequence[TimedAnswer], clock: Clock) -> int:
-    """Return how many tokens came together, or too soon, at the start of the answers.
+    """Return how many tokens at the start of the answers arrived together or too soon.
 
-    An answer with no more tokens than these consists of late tokens only.
+    An answer that has no more tokens than this cannot be used for a rate.
 
     Args:
         answers: The answers.
-        clock: How their tokens are counted.
+        clock: How the answers' tokens are counted.
 
     Returns:
         The median over the answers, rounded down.

@@ -1,8 +1,8 @@
 """Checks that can make a number invalid.
 
-Each check has a name and records its evidence. A check that cannot be made, since the server lacks
-the data, is recorded as `unproven`, which makes nothing INVALID. The checks of rates and clocks are
-in `rate_checks`.
+Each check has a name and records its evidence. If a check is not possible, because the server does
+not provide the data, it is recorded as `unproven`, and does not make a number INVALID. The checks
+of rates are in `rate_checks`.
 """
 
 from collections.abc import Sequence
@@ -15,30 +15,32 @@ from sm121.measure import decoding, measurement
 from sm121.measure.counters import Counters
 from sm121.measure.timing import arrivals, ttft_ms
 
-#: Maximum difference in seconds between two clocks if neither was stepped.
+#: The maximum difference between two of this machine's clocks if neither was stepped, in seconds.
 _CLOCK_STEP_S = 0.005
-#: Maximum drift between two clocks, as a fraction: twice NTP's maximum slew of 500 ppm.
+#: The maximum drift between the two clocks, as a fraction. It is twice NTP's maximum slew of 500
+#: ppm.
 _SLEW = 1e-3
-#: Maximum fraction of fresh prompts' tokens that are cached. If cache pages have one token, some
-#: are cached by chance; the effect on a rate is no larger than this fraction.
+#: The maximum fraction of cached tokens in new prompts. If a page of the cache has one token, some
+#: tokens are cached by chance. Their effect on a rate is at most this fraction.
 _CACHED_SHARE = 0.005
-#: Maximum fraction of a chat's tokens that its usage may omit (end of turn, control tokens).
+#: The maximum fraction of a chat's tokens that its usage may omit (end of turn, control tokens).
 _CHAT_TOKENS = 0.02
-#: Maximum number of accepted draft tokens that may lie beyond the end of an answer.
+#: The maximum number of accepted draft tokens beyond the end of an answer.
 _LONGEST_DRAFT = 16
-#: Shorter delays of the client, in nanoseconds, do not disturb the time to a first token.
+#: Delays of the client that are shorter than this, in nanoseconds, do not disturb a time to the
+#: first token.
 _LEAST_LAG_NS = 3e6
 
 
 @dataclass
 class Findings:
-    """Reasons why the numbers of a cell are invalid, and checks that could not be made."""
+    """Reasons why the numbers of a cell are invalid, and checks that were not possible."""
 
     invalid: list[measurement.Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
 
     def against(self, reason: str, evidence: str) -> None:
-        """Record a reason why the numbers are invalid, if it is not recorded yet.
+        """Record a reason why the numbers are invalid, unless it is already recorded.
 
         Args:
             reason: The name of the check.
@@ -48,10 +50,10 @@ class Findings:
             self.invalid.append(measurement.Invalidity(reason=reason, evidence=evidence))
 
     def not_checked(self, check: str) -> None:
-        """Record a check that could not be made, if it is not recorded yet.
+        """Record a check that was not possible, unless it is already recorded.
 
         Args:
-            check: The check, and why it could not be made, as text.
+            check: A text with the check and why it was not possible.
         """
         if check not in self.unproven:
             self.unproven.append(check)
@@ -63,7 +65,7 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
     Args:
         answers: The answers.
         clock: How the tokens of all answers are counted; None if no answer has a token.
-        findings: Receives the reasons.
+        findings: Receives the reasons if checks fail.
     """
     failed = [answer for answer in answers if not answer.ok]
     if failed:
@@ -87,7 +89,7 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
 
 
 def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
-    """Check the number of tokens against usage and against the requested length."""
+    """Compare the number of tokens with the usage and with the requested length."""
     tokens = tokens_of(answer, clock)
     usage = answer.completion_tokens
     requested = answer.asked_tokens
@@ -130,11 +132,11 @@ def _check_cached(cached: float, prompted: int, source: str, findings: Findings)
 
 
 def tokens_of(answer: TimedAnswer, clock: Clock) -> int:
-    """Return the tokens that arrived.
+    """Return the number of tokens that arrived.
 
     Args:
         answer: The answer.
-        clock: How its tokens are counted.
+        clock: How the answer's tokens are counted.
     """
     counted = arrivals(answer, clock)
     return counted[-1].tokens if counted else 0
@@ -145,7 +147,7 @@ def check_warm_up(answers: Sequence[TimedAnswer], findings: Findings) -> None:
 
     Args:
         answers: The answers of the warm-up.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     failed = [answer for answer in answers if not answer.ok]
     if failed:
@@ -158,7 +160,7 @@ def check_compiled(lines: Sequence[str], findings: Findings) -> None:
 
     Args:
         lines: The lines of the engine's log about compilations.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     if lines:
         findings.against(
@@ -169,13 +171,14 @@ def check_compiled(lines: Sequence[str], findings: Findings) -> None:
 
 
 def check_twin(twin: TimedAnswer, findings: Findings) -> None:
-    """Compare the token ids of an untimed request with its usage, chunk by chunk.
+    """Compare the token ids of an untimed request with its usage, chunk by chunk ("twin").
 
-    The timed requests have the same length, but request no ids: their tokens are counted by usage.
+    The timed requests have the same length, but do not request ids, so that their tokens are
+    counted by usage. This check shows whether that count is right.
 
     Args:
         twin: The answer to the untimed request.
-        findings: Receives the reasons.
+        findings: Receives the reasons if checks fail.
     """
     if not twin.ok:
         is_failure = twin.status is None or twin.status == 200 or twin.status >= 500
@@ -217,9 +220,9 @@ def check_chat(
 
     Args:
         answer: The answer of the chat.
-        before: The counters before the chat; None if there are none.
-        after: The counters after the chat; None if there are none.
-        findings: Receives the reasons.
+        before: The counters before the chat; None if the server has none.
+        after: The counters after the chat; None if the server has none.
+        findings: Receives the reasons if checks fail.
     """
     if not answer.ok:
         findings.against("request_failed", str(answer.error))
@@ -241,9 +244,9 @@ def check_metrics_stay(before: Counters | None, after: Counters | None, findings
     """Check that every counter that existed before the first request exists after the last one.
 
     Args:
-        before: The counters before the first request; None if there were none.
-        after: The counters after the last one; None if there are none.
-        findings: Receives the reason.
+        before: The counters before the first request; None if the server had none.
+        after: The counters after the last request; None if the server has none.
+        findings: Receives the reason if the check fails.
     """
     if before is None:
         return
@@ -262,10 +265,10 @@ def check_counters(
     """Compare the server's counters with the requests of the client.
 
     Args:
-        delta: The change of the counters; None if the server has none.
+        delta: The changes of the counters; None if the server has none.
         answers: All answers between the two readings of the counters.
-        clock: How their tokens are counted.
-        findings: Receives the reasons.
+        clock: How the answers' tokens are counted.
+        findings: Receives the reasons if checks fail.
     """
     if delta is None:
         for check in ("other clients", "prefix-cache hits", "preemptions", "tokens by counters"):
@@ -327,15 +330,16 @@ def check_drafts(
 ) -> None:
     """Compare the counters of drafts with the prompts and the streams.
 
-    A step sends one token and the accepted draft tokens, and nothing after the end of an answer.
+    A step sends one token and the accepted draft tokens. It sends no tokens beyond the end of an
+    answer.
 
     Args:
-        delta: The change of the counters; None if the server has none.
+        delta: The changes of the counters; None if the server has none.
         answers: All answers between the two readings of the counters.
-        clock: How their tokens are counted.
-        findings: Receives the reasons.
+        clock: How the answers' tokens are counted.
+        findings: Receives the reasons if checks fail.
     """
-    # The number of tokens that came together with another token.
+    # The number of tokens that arrived together with another token.
     joined = 0
     for answer in answers:
         joined += tokens_of(answer, clock) - len(decoding.moments(arrivals(answer, clock)))
@@ -367,11 +371,11 @@ def check_drafts(
 
 
 def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
-    """Check that the client's clocks agree.
+    """Check that the clocks of the client's machine agree.
 
     Args:
         batches: The batches, with the differences between the clocks.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     for batch in batches:
         boot = batch.clock_steps.get("boot", 0.0)
@@ -386,11 +390,11 @@ def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
 
 
 def disturbed(answer: TimedAnswer, clock: Clock, measuring: MeasuringSettings) -> bool:
-    """Return whether a delay of the client could have changed an answer's numbers.
+    """Return whether a delay of the client may have changed an answer's numbers.
 
     Args:
-        answer: The answer with its delays; a failed one is not disturbed.
-        clock: How its tokens are counted.
+        answer: The answer with its delays. For a failed answer, the result is False.
+        clock: How the answer's tokens are counted.
         measuring: The bounds of the profile.
     """
     chunks = arrivals(answer, clock) if answer.ok else []
@@ -406,13 +410,13 @@ def disturbed(answer: TimedAnswer, clock: Clock, measuring: MeasuringSettings) -
 
 
 def check_lag(lost: int, kept: int, worst_ns: int, findings: Findings) -> None:
-    """Check that the client's own delays disturbed few rounds. Disturbed rounds are excluded.
+    """Check that the client's own delays disturbed only few rounds, which are excluded.
 
     Args:
         lost: The number of excluded rounds.
         kept: The number of remaining rounds.
         worst_ns: The longest delay of the client.
-        findings: Receives the reason.
+        findings: Receives the reason if the check fails.
     """
     if lost > max(2, kept):
         findings.against(

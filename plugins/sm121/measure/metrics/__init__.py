@@ -21,7 +21,8 @@ from sm121.measure.validity import Findings
 #: Version of the metrics' definitions. Numbers of different versions are not compared.
 DEFINITION = 2
 
-#: Reasons of invalidity for which extra rounds are measured: clocks disagree, perhaps by chance.
+#: Reasons of invalidity for which extra rounds are measured, because the two ways to compute a rate
+#: may have disagreed by chance.
 _CLOCKS = frozenset({"second_clock", "rates_contradict"})
 
 
@@ -35,9 +36,9 @@ class Metric(ABC):
     key: ClassVar[str]
     unit: ClassVar[Unit]
     higher_is_better: ClassVar[bool]
-    #: Whether the metric only needs the first token, so that short answers also give samples.
+    #: Whether the metric needs only the first token, so that short answers give samples, too.
     of_first_token: ClassVar[bool] = False
-    #: Whether a few rounds are enough at first, since other metrics measure more rounds later.
+    #: Whether a few rounds are sufficient at first, because later metrics measure more rounds.
     first_visit: ClassVar[bool] = False
 
     #: The quantile of the samples that is the value; None for the median.
@@ -49,20 +50,20 @@ class Metric(ABC):
         return self.quantile is not None and self.quantile > 0.5
 
     def parts(self, _cell: MeasuredCell) -> Sequence["Metric"]:
-        """Return metrics of subsets of the answers, which are recorded beside this one."""
+        """Return metrics of subsets of the answers, which are recorded in addition to this one."""
         return ()
 
     @abstractmethod
     def name(self, cell: MeasuredCell) -> str:
-        """Return the name in verdict.json."""
+        """Return the metric's name in verdict.json."""
 
     @abstractmethod
     def samples(self, cell: MeasuredCell) -> list[float]:
         """Return the values in `unit`, one per round or per request.
 
         Raises:
-            NotRun: The cell gives no values.
-            Inapplicable: The metric does not exist for the cell.
+            NotRun: The metric has no values in this cell.
+            Inapplicable: The metric is not defined for this cell.
         """
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
@@ -73,7 +74,7 @@ class Metric(ABC):
             measurement: The cell's measurement; its `extra` is set.
             findings: Receives the reasons why the samples are invalid.
         """
-        # With several streams, a pause is normal: a stream waits for the other streams' prompts.
+        # With several streams, a pause is normal, because a stream waits for the prompts of others.
         if self.of_first_token and cell.concurrency == 1:
             good = [answer for answer in cell.timed.all_answers if answer.ok]
             rate_checks.check_first_chunk(good, cell.timed.counted_by, findings)
@@ -88,8 +89,8 @@ class Metric(ABC):
             cell: The cell.
 
         Raises:
-            NotRun: The cell gives no values.
-            Inapplicable: The metric does not exist for the cell.
+            NotRun: The metric has no values in this cell.
+            Inapplicable: The metric is not defined for this cell.
         """
         measurement = Measurement(
             name=self.name(cell),
@@ -101,7 +102,7 @@ class Metric(ABC):
             remarks=cell.remarks(self.name(cell)),
             records=cell.records,
         )
-        # A failed request counts as an infinite time; a rate becomes invalid.
+        # For a time, a failed request counts as infinite. A rate becomes invalid.
         findings = cell.findings(failures=self.higher_is_better)
         self.examine(cell, measurement, findings)
         extra = measurement.extra | cell.timed.client_account()
@@ -111,16 +112,18 @@ class Metric(ABC):
         return measurement
 
     def settle(self, cell: MeasuredCell) -> Measurement:
-        """Compute the metric; measure extra rounds first if only its clocks disagree.
+        """Compute the metric.
 
-        Other work on the machine, which may be the cause, may have ended by then.
+        If the two ways to compute its rate disagree, measure extra rounds first.
+
+        Other work on the machine may have caused the difference, and may have ended by then.
 
         Args:
             cell: The cell.
 
         Raises:
-            NotRun: The cell gives no values.
-            Inapplicable: The metric does not exist for the cell.
+            NotRun: The metric has no values in this cell.
+            Inapplicable: The metric is not defined for this cell.
         """
         measurement = self.of(cell)
         reasons = {item.reason for item in measurement.invalid}
@@ -129,7 +132,7 @@ class Metric(ABC):
         return measurement
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
-        """Measure at least one more round, until there are enough samples.
+        """Measure at least one more round, and continue until there are enough samples.
 
         Args:
             cell: The cell.
@@ -137,7 +140,7 @@ class Metric(ABC):
         """
         rounds = len(cell.timed.long)
         if self.of_first_token and cell.concurrency == 1:
-            # A percentile of a time to the first token needs only short requests.
+            # For a percentile of the time to the first token, short requests are sufficient.
             cell.short_rounds = max(samples - rounds, len(cell.timed.short))
             cell.gather(rounds)
             return
@@ -159,7 +162,7 @@ class Metric(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TimeMetric(Metric):
-    """A quantile of a time in milliseconds. The time of a failed request is infinite."""
+    """A quantile of a time, in milliseconds. For a failed request, the time is infinite."""
 
     unit: ClassVar[Unit] = "ms"
     higher_is_better: ClassVar[bool] = False
@@ -167,7 +170,7 @@ class TimeMetric(Metric):
     quantile: float | None = 0.5
 
     def name(self, cell: MeasuredCell) -> str:
-        """Return ``ttft_p50``, or ``ttft_c4_p50`` for four streams."""
+        """Return the name, for example ``ttft_p50``, or ``ttft_c4_p50`` for four streams."""
         percentile = round((self.quantile or 0.5) * 100)
         return f"{self.key}{cell.shape.suffix}_p{percentile}"
 
@@ -179,7 +182,7 @@ class TimeMetric(Metric):
 
 @functools.cache
 def by_key() -> Mapping[str, type[Metric]]:
-    """Return the metrics of this package by their keys."""
+    """Return the metrics of this package; the keys are the metrics' keys, for example ``tg``."""
     metrics = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -190,7 +193,7 @@ def by_key() -> Mapping[str, type[Metric]]:
 
 
 def find(key: str, **parameters: Any) -> Metric:
-    """Create the metric with a key: ``find("tg", tokens=32)``.
+    """Create the metric with a given key, for example ``find("tg", tokens=32)``.
 
     Args:
         key: The key of the metric.

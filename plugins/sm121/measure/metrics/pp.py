@@ -1,4 +1,4 @@
-"""The prefill rate of one prompt, and of several at once."""
+"""The prefill rate of one prompt, or of several prompts at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ from sm121.measure.validity import Findings
 
 @dataclass(frozen=True)
 class PrefillRate(Metric):
-    """``ppN@dD``, ``ppN_cC@dD``: prefill rate with one prompt or C prompts, in tokens a second.
+    """``ppN@dD``, ``ppN_cC@dD``: prefill rate of one prompt or of C prompts, in tokens per second.
 
-    The rate with one prompt is its length, including the uncached depth, divided by the time to the
-    first token; nothing is subtracted. The rate with several prompts is their total length divided
-    by the time until each request has its first token. Source: llama-bench's pp, at a client.
+    The rate of one prompt is its length, including the depth (which is not cached), divided by the
+    time to the first token. No overhead is subtracted from this time. The rate of several prompts
+    is their total length divided by the time until each request has its first token. Source:
+    llama-bench's pp, measured here by a client.
     """
 
     key: ClassVar[str] = "pp"
@@ -31,14 +32,14 @@ class PrefillRate(Metric):
     first_visit: ClassVar[bool] = True
 
     def name(self, cell: MeasuredCell) -> str:
-        """Return ``pp2048@d0``."""
+        """Return the metric's name, for example ``pp2048@d0`` (2048 tokens, depth 0)."""
         return f"pp{cell.server.plan.prompt_tokens}{cell.shape.suffix}@d{cell.depth}"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Return one rate per request; for several streams, one per round.
+        """Return one rate for each request. With several streams, return one for each round.
 
         Raises:
-            Inapplicable: The server runs fewer requests at a time, so that some prompts wait.
+            Inapplicable: The server runs fewer requests at a time than there are prompts.
         """
         if cell.shape.queued:
             raise Inapplicable(
@@ -52,7 +53,10 @@ class PrefillRate(Metric):
         return [prefill_rate(answer, clock) for answer in answers]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Add TTFT, and for one stream the slope over the lengths of the measured prompts."""
+        """Add the TTFT.
+
+        For one stream, also add the rate from the slope over the prompts' lengths.
+        """
         super().examine(cell, measurement, findings)
         clock = cell.timed.counted_by
         measurement.extra = {
@@ -68,11 +72,11 @@ class PrefillRate(Metric):
 
 
 def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
-    """Return the prompt's tokens divided by TTFT, in tokens per second, with nothing subtracted.
+    """Return the number of prompt tokens divided by the TTFT, in tokens per second.
 
     Args:
         answer: The answer; a failed one has the rate 0.
-        clock: How its tokens are counted.
+        clock: How the answer's tokens are counted.
     """
     first_ms = timing.ttft_ms(answer, clock)
     if first_ms >= timing.NEVER:
@@ -86,11 +90,11 @@ def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
     Args:
         answers: The answers of one round.
-        clock: How their tokens are counted.
+        clock: How the answers' tokens are counted.
 
     Returns:
-        All prompt tokens over the time until each stream has its first token, in tokens per second;
-        0 if a request failed.
+        All prompt tokens, divided by the time until each stream has its first token, in tokens per
+        second; 0 if a request failed.
     """
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
@@ -104,13 +108,13 @@ def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 def prefill_slope(cells: Sequence[MeasuredCell]) -> float | None:
     """Return the prefill rate from the slope of TTFT over the prompt's length.
 
-    The constant cost of a request is not part of it.
+    The constant cost of a request does not affect this rate.
 
     Args:
         cells: Cells of one stream.
 
     Returns:
-        Prompt tokens a second; None with fewer than two lengths.
+        Prompt tokens per second; None if the cells have fewer than two lengths.
     """
     points = []
     for cell in cells:

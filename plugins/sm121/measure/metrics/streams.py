@@ -12,19 +12,20 @@ from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.statistics import median_or_none
 
-#: A rate below this fraction of the rate interpolated between the next smaller and larger numbers
-#: of streams is a dip. Between captured graph sizes, 17 to 25 % were lost (dendro-logic).
+#: The rate is interpolated between the next smaller and the next larger number of streams. A
+#: measured rate below this fraction of it is a dip. Between captured graph sizes, 17 to 25 % of the
+#: rate were lost (dendro-logic).
 _DIP = 0.9
 
 
 @dataclass(frozen=True)
 class StreamsRate(Metric):
-    """``tgN_cC@dD``, ``tgN_qC@dD``: decode rate of several streams together, in tokens a second.
+    """``tgN_cC@dD``, ``tgN_qC@dD``: decode rate of several streams together, in tokens per second.
 
-    ``tgN_cC@dD`` is the rate of C streams while all of them decode: from the last stream's first
-    token to the first stream's last. ``tgN_qC@dD`` is the rate of C streams that are served in
-    turns: all tokens after the first one, over the time to the last one. Source: the throughput in
-    the project's own reports, without the prompts.
+    ``tgN_cC@dD`` is the rate of C streams while all of them decode, that is, from the first token
+    of the last stream until one of the streams ends. ``tgN_qC@dD`` is for C streams of which some
+    wait until others have ended: the number of all tokens after the first one, divided by the time
+    to the last one. Source: the throughput in the project's own reports, without the prompts.
     """
 
     key: ClassVar[str] = "streams"
@@ -32,11 +33,14 @@ class StreamsRate(Metric):
     higher_is_better: ClassVar[bool] = True
 
     def name(self, cell: cells.MeasuredCell) -> str:
-        """Return ``tg32_c4@d0``."""
+        """Return the name in llama-bench's form, for example ``tg32_c4@d0``.
+
+        The example stands for 32 tokens, 4 streams and depth 0.
+        """
         return f"tg{cell.shape.tokens_together}{cell.shape.suffix}@d{cell.depth}"
 
     def samples(self, cell: cells.MeasuredCell) -> list[float]:
-        """Return one rate per round; rounds whose streams decoded one after another have none."""
+        """Return one rate per round, except for rounds whose streams decoded one after another."""
         clock = cell.timed.counted_by
         if cell.shape.queued:
             return [rate_in_turns(answers, clock) for answers in cell.timed.long]
@@ -49,7 +53,7 @@ class StreamsRate(Metric):
     def examine(
         self, cell: cells.MeasuredCell, measurement: Measurement, findings: validity.Findings
     ) -> None:
-        """Add the rate per stream, and a remark on a dip between the measured numbers of streams.
+        """Add the rate per stream, and a remark if the rate has a dip between numbers of streams.
 
         Args:
             cell: The cell.
@@ -57,9 +61,9 @@ class StreamsRate(Metric):
             findings: Receives the reasons why the samples are invalid.
 
         Raises:
-            NotRun: The streams decoded together in half of the rounds or fewer.
-            Unmet: The server was started to run all streams together, but ran at most half of them
-                at a time.
+            NotRun: In at least half of the rounds, the streams did not decode together.
+            Unmet: The server was started for running all streams at once, but ran at most half of
+                them at a time.
         """
         apart = 0
         if not cell.shape.queued:
@@ -81,7 +85,7 @@ class StreamsRate(Metric):
 
     @staticmethod
     def _raise_apart(cell: cells.MeasuredCell, name: str, apart: int) -> NoReturn:
-        """Raise NotRun or Unmet for streams that did not decode together in ``apart`` rounds."""
+        """Raise NotRun or Unmet, as the streams did not decode together in ``apart`` rounds."""
         tokens = cell.shape.tokens_together // 2
         rounds = len(cell.timed.long)
         why = (
@@ -115,10 +119,11 @@ def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[decodin
 
     Args:
         answers: The answers of one round.
-        clock: How their tokens are counted.
+        clock: How the answers' tokens are counted.
 
     Returns:
-        One window per stream; None if the streams never decode together or a request failed.
+        One window for each stream; None if the streams never decode together, or if a request
+        failed.
     """
     if not answers or not all(answer.ok for answer in answers):
         return None
@@ -142,11 +147,11 @@ def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
     Args:
         answers: The answers of one round.
-        clock: How their tokens are counted.
+        clock: How the answers' tokens are counted.
 
     Returns:
-        All tokens after the first chunk, over the time from the first to the last chunk, in tokens
-        per second; 0 if a request failed.
+        All tokens after the first chunk, divided by the time from the first to the last chunk, in
+        tokens per second; 0 if a request failed.
     """
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
@@ -160,12 +165,12 @@ def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
 
 def dips(rates: Mapping[int, float]) -> list[str]:
-    """Return a line if, of the three largest numbers of streams, the middle one is slow.
+    """Return a line if the rate of the second largest number of streams is a dip.
 
-    A batch between two captured graph sizes is padded to the larger one.
+    The engine pads a batch whose size is between two captured graph sizes to the larger one.
 
     Args:
-        rates: Tokens per second of all streams together, by the number of streams.
+        rates: For each number of streams, the tokens per second of all streams together.
     """
     if len(rates) < 3:
         return []

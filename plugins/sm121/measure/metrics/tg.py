@@ -21,12 +21,13 @@ _GAPS = 3
 
 @dataclass(frozen=True)
 class DecodeRate(Metric):
-    """``tgN@dD``, ``tgN_TEXT@dD``: decode rate of one stream, in tokens a second.
+    """``tgN@dD``, ``tgN_TEXT@dD``: decode rate of one stream, in tokens per second.
 
-    The rate is the number of tokens after the first chunk, over the time from it to the chunk with
-    the Nth token. Tokens that came together with the first chunk count as part of it (`decoding`).
-    For a server that drafts, each round counts its slowest text; with TEXT, it is the rate of that
-    text. Source: llama-bench's tg, and the project's own gate, 52 tok/s of tg32.
+    The rate is the number of tokens after the first chunk, divided by the time from the first chunk
+    to the chunk with the Nth token. Tokens that arrived together with the first chunk count as part
+    of it (`decoding`). With speculative decoding, a round has one answer for each fixed text, and
+    the slowest one counts; with TEXT, only the answers of that text count. Source: llama-bench's
+    tg, and the project's own gate, 52 tok/s of tg32.
     """
 
     key: ClassVar[str] = "tg"
@@ -35,11 +36,11 @@ class DecodeRate(Metric):
 
     #: The number of tokens, N.
     tokens: int
-    #: The fixed text whose answers count; empty for all texts.
+    #: The name of the fixed text whose answers count; empty for all texts.
     text: str = ""
 
     def name(self, cell: MeasuredCell) -> str:
-        """Return ``tg32@d0``, or ``tg32_code@d0`` for one text."""
+        """Return the name, for example ``tg32@d0``, or ``tg32_code@d0`` for one text."""
         suffix = f"_{self.text}" if self.text else ""
         return f"tg{self.tokens}{suffix}@d{cell.depth}"
 
@@ -50,7 +51,7 @@ class DecodeRate(Metric):
         return [DecodeRate(self.tokens, text) for text in cell.server.prompts.texts if text]
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Return one rate per round: of its only answer, or of its slowest text."""
+        """Return one rate for each round: that of its only answer, or of its slowest text."""
         clock = cell.timed.counted_by
         samples = []
         for answers in cell.rounds_of(self.tokens):
@@ -63,7 +64,7 @@ class DecodeRate(Metric):
         return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Check the rates against each other, wall times, and the later tokens of the answers.
+        """Compare the rates with each other, with wall times and with the rest of the answers.
 
         Args:
             cell: The cell.
@@ -87,7 +88,7 @@ class DecodeRate(Metric):
         pairs: Sequence[RatePair],
         findings: Findings,
     ) -> None:
-        """Check the rates against the second clock and against the parts of each answer."""
+        """Compare the rates with those from wall times, and the parts of each answer."""
         tokens = self.tokens
         clock = cell.timed.counted_by
         bound = cell.server.plan.measuring.second_clock_bound
@@ -100,10 +101,11 @@ class DecodeRate(Metric):
             if len(neighbours) > 3:
                 rate_checks.check_second_clock(neighbours, bound, findings, neighbours=True)
         rate_checks.check_start(good, clock, tokens, findings)
-        # With fixed texts, the second clock does not cover the first tokens.
+        # With fixed texts, the comparison with wall times does not cover the first tokens.
         if cell.server.prompts.natural:
             rate_checks.check_first_chunk(good, clock, findings)
-        # If the wall times already contradict the stream, comparing its parts adds nothing.
+        # If the wall times already contradict the rates, comparing parts of the answers adds
+        # nothing.
         if all(item.reason != "second_clock" for item in findings.invalid):
             beginning = min(tokens, cell.shape.tokens // 2)
             rate_checks.check_beginning(good, clock, beginning, bound, findings)
@@ -148,7 +150,7 @@ class DecodeRate(Metric):
         return bounds
 
     def _neighbours(self, cell: MeasuredCell) -> list[RatePair]:
-        """Return the rate pairs of each extra long answer and the short answer sent next to it."""
+        """Return a rate pair for each extra long answer and the short answer next to it."""
         if cell.repetition is None:
             return []
         after_ns = cell.repetition.after_ns
@@ -162,14 +164,14 @@ class DecodeRate(Metric):
         return pairs
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
-        """Measure rounds of exactly this length: longer answers only take more time."""
+        """Measure rounds of exactly this length; longer answers would only take more time."""
         cell.gather(0, readings=samples, tokens=self.tokens)
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
         """Measure the rounds that the last look of the metric's gate needs.
 
-        After many rounds of all lengths, also measure rounds of exactly this length, since those
-        alone may be slow.
+        After many rounds of all lengths, also measure rounds of exactly this length, because only
+        these may be slow.
         """
         readings = 0
         if self.of(cell).rounds >= gate.STEADY_LOOK:
@@ -179,10 +181,10 @@ class DecodeRate(Metric):
     def _track(self, cell: MeasuredCell, rates: Sequence[float]) -> list[float]:
         """Return the rates of this metric and of shorter answers, in the order of sending.
 
-        A short answer's rate is scaled: the median rate times the median gap of all short answers
-        over this answer's gap. The gap of an answer is the smaller of its gaps' mean and median,
-        since one long gap may be most of a short answer. Empty with fixed texts, whose rates are
-        not comparable.
+        The rate of a short answer is scaled: it is the median rate, multiplied by the median gap of
+        all short answers, divided by the gap of this answer. The gap of an answer is the mean or
+        the median of its gaps, whichever is smaller, because one long gap may take most of a short
+        answer. With fixed texts, the result is empty, because their rates are not comparable.
         """
         if cell.server.prompts.natural:
             return []
@@ -205,15 +207,16 @@ class DecodeRate(Metric):
 
 
 def rate_bounds(rate: float, tokens: int, lag_ns: Sequence[int]) -> tuple[float, float]:
-    """Return the bounds of a decode rate whose first and last timestamps may be late.
+    """Return bounds for a decode rate whose timestamps may be late.
 
     Args:
         rate: The rate computed from the timestamps, in tokens per second.
         tokens: The number of tokens of the answer.
-        lag_ns: How late the timestamps of the sending, the first and the last chunk may be.
+        lag_ns: By how many nanoseconds the timestamps of the request, of the first chunk and of the
+            last chunk may be late.
 
     Returns:
-        The lowest and the highest possible rate. Long delays give wide bounds.
+        The lowest and the highest possible rate.
     """
     if rate <= 0.0:
         return rate, rate
@@ -225,13 +228,14 @@ def rate_bounds(rate: float, tokens: int, lag_ns: Sequence[int]) -> tuple[float,
 
 
 def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
-    """Return (n - 1) / (last - first), in tokens per second.
+    """Return the number of tokens after the first one, divided by the time between both ends.
 
-    This is the decode rate if the first chunk has one token, and too high otherwise.
+    The formula is (n - 1) / (last - first), in tokens per second. If the first chunk has more than
+    one token, this rate is too high.
 
     Args:
         answer: The answer; a failed one has the rate 0.
-        clock: How its tokens are counted.
+        clock: How the answer's tokens are counted.
     """
     chunks = timing.arrivals(answer, clock) if answer.ok else []
     if len(chunks) < 2 or chunks[-1].at_ns <= chunks[0].at_ns:
@@ -240,7 +244,7 @@ def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def first_chunk_tokens(answer: TimedAnswer, clock: Clock) -> int:
-    """Return the number of tokens in the first chunk that has any."""
+    """Return the number of tokens in the first chunk that has tokens."""
     chunks = timing.arrivals(answer, clock)
     return chunks[0].tokens if chunks else 0
 
@@ -248,17 +252,18 @@ def first_chunk_tokens(answer: TimedAnswer, clock: Clock) -> int:
 def second_clock(
     long: Sequence[TimedAnswer], short: Sequence[TimedAnswer], clock: Clock, tokens: int
 ) -> list[RatePair]:
-    """Return the rates by two clocks, for every pair of a long and a short answer.
+    """Compute the decode rate in two ways, for every pair of a long and a short answer.
 
-    With fixed texts, both rates cover the same tokens of the same text, since drafts make rates
-    vary within an answer.
+    The first rate is from the timestamps of the long answer's stream. The second one ("second
+    clock") is from the difference between both answers' wall times. With fixed texts, both rates
+    cover the same tokens of the same text, because drafts make rates vary within an answer.
 
     Args:
         long: The long answers.
         short: The short answers.
-        clock: How their tokens are counted.
-        tokens: The number of tokens of the long answers that are used. If it is their whole length,
-            the second clock uses the wall times of whole requests.
+        clock: How the answers' tokens are counted.
+        tokens: The number of tokens of the long answers that are used. If this is their whole
+            length, the second rate uses the wall times of whole requests.
     """
     whole = all(tokens >= answer.asked_tokens for answer in long)
     bunched = timing.bunched(long, clock)
@@ -289,9 +294,9 @@ def _nearest(rates: Sequence[float], target: float) -> float:
 def _rates_between(answer: TimedAnswer, clock: Clock, few: int, many: int) -> list[float]:
     """Return two rates of a stream between token ``few`` and token ``many``.
 
-    The first counts tokens from ``few`` on, since a request for ``few`` tokens ends with the step
-    that generates the last of them. The second counts from the end of the chunk with token ``few``,
-    since a chunk need not be one step.
+    The first rate counts the tokens after token ``few``, because a request for ``few`` tokens ends
+    with the step that generates the last of them. The second rate counts the tokens after the chunk
+    that contains token ``few``, because a chunk may be more than one step.
     """
     chunks = timing.arrivals(answer, clock)
     begin = next((chunk for chunk in chunks if chunk.tokens >= few), chunks[-1])
@@ -303,9 +308,9 @@ def _rates_between(answer: TimedAnswer, clock: Clock, few: int, many: int) -> li
 
 
 def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tuple[int, float]:
-    """Return how many tokens had arrived by the end of a window, and after how many ms.
+    """Return how many tokens had arrived at the end of a window, and after how many milliseconds.
 
-    If ``whole``, the result is for the whole request, by its wall time.
+    If ``whole`` is true, the result is for the whole request, with its wall time.
     """
     if whole:
         return answer.asked_tokens, timing.e2e_ms(answer)

@@ -1,4 +1,4 @@
-"""The times of a request: to its first token, of each token, between chunks, to its end."""
+"""The times of a request: to its first token, per token, between chunks, and to its end."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,8 +15,8 @@ from sm121.measure.validity import Findings
 class TimeToFirstToken(TimeMetric):
     """``ttft_pQ``, ``ttft_cC_pQ``: time to the first chunk with a generated token.
 
-    A role, an empty event or a usage event is not a token. Source: vLLM's ``bench serve``, except
-    for what counts as a token.
+    An event with only a role, an empty event and a usage event do not count as tokens. Source:
+    vLLM's ``bench serve``, which counts tokens in another way.
     """
 
     key: ClassVar[str] = "ttft"
@@ -36,9 +36,10 @@ class TimeToFirstToken(TimeMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class TimePerToken(TimeMetric):
-    """``tpot_pQ``: mean time of a token after the first chunk of a request, 1000 / decode rate.
+    """``tpot_pQ``: mean time per token after the first chunk of a request (1000 / decode rate).
 
-    Source: vLLM's ``bench serve``, except for tokens that come with the first chunk.
+    Source: vLLM's ``bench serve``, except that tokens which arrive with the first chunk do not
+        count.
     """
 
     key: ClassVar[str] = "tpot"
@@ -52,9 +53,10 @@ class TimePerToken(TimeMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class InterTokenLatency(TimeMetric):
-    """``itl_pQ``: gaps between chunks that carry tokens, pooled over all requests.
+    """``itl_pQ``: time between consecutive chunks with tokens, pooled over all requests.
 
-    Chunks that came together count as one; a gap is not divided by the number of tokens after it.
+    Chunks that arrived together count as one. A gap is not divided by the number of tokens after
+    it.
     Source: vLLM's ``bench serve``.
     """
 
