@@ -149,6 +149,12 @@ def test_the_last_start_in_a_log_counts(engine, first, last):
         ([line for line, _, _ in LLAMA], "llama-cpp"),
         ([CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."], "vllm"),
         (["NVRM: Xid (PCI:000f:01:00): 13, pid=1"], None),
+        (["[Nov30 10:00] NVRM: Xid (PCI:000f:01:00): 13, pid=1, name=VLLM::EngineCor"], None),
+        (['"msg": "NVRM: Xid (PCI:000f:01:00): 13, pid=1, name=VLLM::EngineCor"'], None),
+        (["[  +0.000004] Out of memory: Killed process 12 (VLLM::EngineCor) total-vm:1kB"], None),
+        (["oom-kill:constraint=CONSTRAINT_NONE,task=VLLM::EngineCor,pid=12,uid=0"], None),
+        (["|    0   N/A  N/A      12      C   VLLM::EngineCore          90000MiB |"], None),
+        (["[TRT-LLM] [I] Loading /models/vllm/gpt-oss-120b"], None),
         ([""], None),
     ],
 )

@@ -46,6 +46,15 @@ _OF_HOST = re.compile(
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
     r"|.{0,80}\b(?:kernel|systemd[\w-]*\[\d+\]|dockerd\[\d+\]|containerd\[\d+\]|earlyoom\[\d+\]): "
 )
+#: Words of lines of the Linux kernel, of nvidia-smi and of TensorRT-LLM, which is none of the known
+#: engines. They name processes and paths of users, whatever is in front of them.
+_OF_OTHERS = re.compile(
+    r"NVRM: |\boom-kill:constraint="
+    r"|\b(?:Out of memory|Memory cgroup out of memory): Killed process "
+    r"|\bINFO: task \S+ blocked for more than "
+    r"|^\|.* \d+MiB \|$"
+    r"|\[(?:TRT-LLM|TensorRT-LLM)\]"
+)
 #: The name of a service at the beginning of a line of docker compose.
 _OF_SERVICE = re.compile(r"(?:\x1b\[[\d;]*m)*[\w.-]+ +\|(?:\x1b\[[\d;]*m)* ?")
 #: A part of the line of nsys that `ServerState.note_age` reads.
@@ -351,8 +360,11 @@ def detect_engine(path: Path) -> str | None:
     """
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
-    lines = [line for line in head.splitlines() if not _OF_HOST.match(line)]
-    text = "\n".join(_OF_SERVICE.sub("", line, count=1) for line in lines)
+    lines = []
+    for line in head.splitlines():
+        if not _OF_HOST.match(line) and not _OF_OTHERS.search(line):
+            lines.append(_OF_SERVICE.sub("", line, count=1))
+    text = "\n".join(lines)
     engines = sorted(known_engines(), key=lambda name: name != "vllm")
     counts: dict[str, int] = {}
     for name in engines:
