@@ -47,6 +47,7 @@ def findings(folder: Path, packages: dict[str, str], **more: str) -> list[Prefli
         "cubin_of_another_release_0_6",
         "cubin_ignored",
         "jit_cache_of_another_release",
+        "jit_cache_ignored",
     )
     return [each for each in start.findings() if each.check in skews]
 
@@ -61,6 +62,7 @@ def findings(folder: Path, packages: dict[str, str], **more: str) -> list[Prefli
         ({"flashinfer": "0.7.0", "flashinfer_cubin": "0.6.13"}, "error", _COMMAND),
         ({"flashinfer": "0.7.2.post1", "flashinfer_cubin": "0.6.13"}, "warning", _COMMAND),
         ({"flashinfer": "0.6.14", "flashinfer_jit_cache": "0.6.13+cu130"}, "error", "sm121 warm"),
+        ({"flashinfer": "0.7.4", "flashinfer_jit_cache": "0.7.2+cu130"}, "warning", _COMMAND),
     ],
     ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else value,
 )

@@ -73,6 +73,9 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
             assert "CUTLASS, MARLIN or TRITON" in (each.remedy or "")
 
 
+_TWO_CACHES = ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0", "1")
+
+
 @pytest.mark.parametrize(
     ("start", "options", "tells", "tells_not", "exactly"),
     [
@@ -84,6 +87,46 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
             ("attention_by_network",),
             None,
             id="Hopper has an attention with sinks of its own",
+        ),
+        pytest.param(
+            (("--attention-backend", "auto"), {}),
+            None,
+            ("attention_by_network",),
+            None,
+            None,
+            id="auto leaves the choice of the attention backend to vLLM",
+        ),
+        pytest.param(
+            (("-ac", '{"backend": "FLASHINFER"}'), {}),
+            {"flashinfer": "0.6.15"},
+            ("attention_old_flashinfer",),
+            ("attention_by_network",),
+            None,
+            id="FLASHINFER in a JSON table behind the short name of the option",
+        ),
+        pytest.param(
+            (("-ac.backend", "FLASHINFER"), {}),
+            {"flashinfer": "0.6.15"},
+            ("attention_old_flashinfer",),
+            None,
+            None,
+            id="FLASHINFER by a key behind the short name of the option",
+        ),
+        pytest.param(
+            ((*_TWO_CACHES, "--attention-backend", "auto"), {}),
+            {"flashinfer": "0.7.2"},
+            ("sink_module_two_caches",),
+            None,
+            None,
+            id="two caches, and vLLM chooses the attention backend",
+        ),
+        pytest.param(
+            ((*_TWO_CACHES, "--attention-config", '{"backend": "TRITON_ATTN"}'), {}),
+            {"flashinfer": "0.7.2"},
+            None,
+            ("sink_module_two_caches", "sink_module_shared_cache"),
+            None,
+            id="two caches with Triton's attention",
         ),
         pytest.param(
             (("--attention-backend", "FLASHINFER"), {}),

@@ -138,6 +138,37 @@ def test_xqa_is_built_for_the_page_of_the_engine(arguments, page):
     assert modules["xqa_decode_fp8"].startswith(name)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--attention-backend", "flashinfer"],
+        ["--attention-backend", "auto"],
+        ["-ac", '{"backend": "FLASHINFER"}'],
+    ],
+    ids=["lower-case", "auto", "json"],
+)
+def test_modules_of_flashinfer_are_needed_however_it_is_chosen(arguments):
+    needs = profile.load(SPARK).engine.needs
+    modules = jit.needed(needs, ["--kv-cache-dtype=fp8"], {})
+    assert modules and jit.needed(needs, ["--kv-cache-dtype=fp8", *arguments], {}) == modules
+
+
+@pytest.mark.parametrize(
+    ("release", "counts"),
+    [("0.7.4+cu130", True), ("0.7.2+cu130", False)],
+    ids=["of-flashinfers-release", "of-another-release"],
+)
+def test_kernels_that_flashinfer_ignores_do_not_count(monkeypatch, tmp_path, release, counts):
+    packages = {"flashinfer": "0.7.4", "flashinfer_jit_cache": release, "flashinfer_cubin": None}
+    found = {name: (str(tmp_path / name), version) for name, version in packages.items()}
+    for name in packages:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(jit.interpreter, "packages", lambda *_arguments: found)
+    monkeypatch.setattr(jit.interpreter, "unmet_requirements", lambda *_arguments: ())
+    ahead = jit.FlashInferModules.of(sys.executable, {}).ahead
+    assert (tmp_path / "flashinfer_jit_cache" in ahead) is counts
+
+
 DRAFTS = [
     pytest.param(["--speculative-config", '{"method": "eagle3", "num_speculative_tokens": 3}'], 4,
                  id="a JSON object"),

@@ -287,11 +287,20 @@ def test_the_last_line_of_ptxas_hides_no_cause_of_cute_dsl() -> None:
     assert "CuTe DSL" in cause.summary and "nvidia-cutlass-dsl" in (cause.remedy or "")
 
 
-def test_ignored_kernel_package_is_a_fallback() -> None:
+@pytest.mark.parametrize(
+    "package",
+    [
+        "flashinfer-cubin package (cubins will be downloaded on demand to /h): flashinfer-cubin",
+        "flashinfer-jit-cache package (kernels will be JIT-compiled instead): flashinfer-jit-cache",
+        "flashinfer jit-cache provider flashinfer-jit-cache-cu130: flashinfer-jit-cache-cu130",
+    ],
+)
+def test_ignored_kernel_package_is_a_fallback(package) -> None:
+    """The lines are those of FlashInfer 0.7.4."""
     line = (
-        "(EngineCore pid=8) /v/flashinfer/jit/env.py:90: UserWarning: Ignoring incompatible "
-        "flashinfer-cubin: flashinfer-cubin version (0.6.13) does not match flashinfer version "
-        "(0.7.2)"
+        f"(EngineCore pid=8) Ignoring incompatible {package} version (0.6.13) does not match "
+        "flashinfer version (0.7.4). Run `flashinfer download-kernels` to install matching kernel "
+        "wheels, or set FLASHINFER_DISABLE_VERSION_CHECK=1 to use the installed version anyway."
     )
     start = "(APIServer pid=1) INFO 11-20 10:00:01 [utils.py:293] vLLM API server version 0.32.0"
     path = read_lines([start, line])

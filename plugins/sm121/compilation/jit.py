@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
 from sm121.compilation import caches, libraries
@@ -266,12 +267,14 @@ class FlashInferModules:
         if place is None:
             return cls(None, cache, installed=False)
         folder = Path(place)
-        ahead = [folder / "data" / "aot", *sorted(folder.parent.glob("flashinfer_jit_cache*"))]
+        ahead = [folder / "data" / "aot"]
         beside = {}
         for module, name in _PRECOMPILED.items():
             _, version_beside = found[module]
             if version_beside is not None:
                 beside[name] = version_beside
+        if not other_release(beside.get("flashinfer-jit-cache"), version):
+            ahead += sorted(folder.parent.glob("flashinfer_jit_cache*"))
         unmet = interpreter.unmet_requirements(python, _OF_ONE_TIME, environment)
         return cls(version, cache, tuple(filter(Path.is_dir, ahead)), beside=beside, unmet=unmet)
 
@@ -409,3 +412,24 @@ def bounding_variables(
     jobs = bound(modules, environment, resident_gib=needs.weights_gib or 0.0).jobs
     variables = {_JOBS: str(max(1, jobs)), _THREADS: "1"}
     return {name: value for name, value in variables.items() if not environment.get(name)}
+
+
+def other_release(package: str | None, flashinfer: str | None) -> bool:
+    """Return whether a package's version is known and is not that of FlashInfer.
+
+    The local parts of versions, such as ``+cu130``, do not count.
+    """
+    if package is None or flashinfer is None:
+        return False
+    return _public(package) != _public(flashinfer)
+
+
+def _public(version: str) -> str:
+    """Return a version without its local part.
+
+    Text that is no PEP 440 version is returned unchanged.
+    """
+    try:
+        return Version(version).public
+    except InvalidVersion:
+        return version

@@ -7,6 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _OPTION = re.compile(r"--?[A-Za-z]")
+#: vLLM's short options, without those that mean something else to another engine.
+_SHORT = {
+    "-ac": "--attention-config",
+    "-cc": "--compilation-config",
+    "-dp": "--data-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-pp": "--pipeline-parallel-size",
+    "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
+}
 #: The names of the option that limits concurrent requests, in vLLM, SGLang and llama.cpp.
 _AT_ONCE = ("max_num_seqs", "max_running_requests", "parallel")
 
@@ -30,7 +40,7 @@ def options(arguments: Sequence[str]) -> Iterator[Option]:
 
     Yields:
         Each option, with hyphens in place of underscores in its name, but not in keys after a dot.
-        Words before the first option are dropped.
+        A short name of vLLM is replaced by the long one. Words before the first option are dropped.
     """
     name = ""
     values: list[str] = []
@@ -42,7 +52,8 @@ def options(arguments: Sequence[str]) -> Iterator[Option]:
             yield Option(name, tuple(values))
         written, equals, value = word.partition("=")
         head, *keys = written.split(".")
-        name = ".".join([head.replace("_", "-"), *keys])
+        head = head.replace("_", "-")
+        name = ".".join([_SHORT.get(head, head), *keys])
         values = [value] if equals else []
     if name:
         yield Option(name, tuple(values))
@@ -67,19 +78,32 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
             key = key.removeprefix("no_")
             value = "false"
         values[key] = value
-        if value.startswith("{"):
-            with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse this value
-                table = flat(json.loads(value))
-                values.update({f"{key}.{inner}": text for inner, text in table.items()})
+        for inner, text in _table(option).items():
+            values[f"{key}.{inner}"] = text
     return values
 
 
 def one_line(arguments: Sequence[str]) -> str:
-    """Return the options as one line, each as ``--name value``, for matching with patterns."""
+    """Return the options as one line for matching with patterns.
+
+    Each option is in it as ``--name value``. If a value is a JSON table, its entries follow as
+    ``--name.key value``, which is another form of the same option.
+    """
     words: list[str] = []
     for option in options(arguments):
         words += [option.name, *option.values]
+        for key, text in _table(option).items():
+            words += [f"{option.name}.{key}", text]
     return " ".join(words)
+
+
+def _table(option: Option) -> dict[str, str]:
+    """Return the entries of a JSON table, flattened; none if the option's value is no table."""
+    value = option.values[0] if option.values else ""
+    if value.startswith("{"):
+        with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse it
+            return flat(json.loads(value))
+    return {}
 
 
 def at_once(arguments: Sequence[str]) -> int | None:

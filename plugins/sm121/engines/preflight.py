@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import psutil
-from packaging.version import InvalidVersion, Version
 from pydantic import Field, model_validator
 
 from sm121.compilation import caches, jit
@@ -461,23 +460,10 @@ class Preflight:
 
         Return None if the package is not installed, or if the two versions are equal.
         """
-        if self.modules is None or self.modules.version is None:
+        if self.modules is None:
             return None
         version = self.modules.beside.get(package)
-        if version is None or _public(version) == _public(self.modules.version):
-            return None
-        return version
-
-
-def _public(version: str) -> str:
-    """Return a version without its local part.
-
-    Text that is no PEP 440 version is returned unchanged.
-    """
-    try:
-        return Version(version).public
-    except InvalidVersion:
-        return version
+        return version if jit.other_release(version, self.modules.version) else None
 
 
 def _caches_of_others(folder: Path, architecture: Architecture) -> list[str]:

@@ -52,8 +52,7 @@ _OF_OTHERS = re.compile(
     r"NVRM: |\boom-kill:constraint="
     r"|\b(?:Out of memory|Memory cgroup out of memory): Killed process "
     r"|\bINFO: task \S+ blocked for more than "
-    r"|^\|.* \d+MiB \|$"
-    r"|\[(?:TRT-LLM|TensorRT-LLM)\]"
+    r"|^\|.* \d+MiB \|$|\[(?:TRT-LLM|TensorRT-LLM)\]"
 )
 #: The name of a service at the beginning of a line of docker compose.
 _OF_SERVICE = re.compile(r"(?:\x1b\[[\d;]*m)*[\w.-]+ +\|(?:\x1b\[[\d;]*m)* ?")
