@@ -185,9 +185,13 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
     )
     status, out, _ = profiled(server.base_url, *words)
     assert status == 0, out
-    assert "Speculative decoding: a step generates 2.50 tokens." in out
+    assert "Speculative decoding: a step computes 4 tokens and generates 2.50 of them." in out
     assert "| a token (ms) | 4.44 |" in out and "| a step (ms) | 11.09 |" in out
     assert "| MoE GEMM of a layer, batch 4 (ms) |" in out
+    refused = DecodeTrace(trace, StreamTime(36 * LAYER_US / 1e6, 1.0))
+    monkeypatch.setattr(decode_command, "profile_decode", lambda *_, **__: refused)
+    _, out, _ = profiled(server.base_url, *words)
+    assert "a step computes 4 tokens and generates 1.00 of them" in out, "no draft is accepted"
 
 
 @pytest.mark.parametrize(
