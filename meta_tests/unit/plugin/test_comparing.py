@@ -126,6 +126,16 @@ def test_the_first_run_of_a_ci_names_the_command_to_store(judged, options):
             id="a-path-taken-for-a-number",
         ),
         pytest.param(
+            (COMPARE, LEVEL, SCENARIO, "-n", "2"),
+            "--benchmark-compare 'tests/test_regression.py': expected the number of a stored run",
+            id="a-path-taken-for-a-number-beside-another-mistake",
+        ),
+        pytest.param(
+            (COMPARE, "tests", LEVEL),
+            "--benchmark-compare 'tests': expected the number of a stored run",
+            id="a-folder-taken-for-a-number",
+        ),
+        pytest.param(
             (COMPARE, "meta_tests/whole/scenarios/measurements.py::test_metric", SCENARIO),
             "expected the number of a stored run or its file, got neither",
             id="a-test-taken-for-a-number",

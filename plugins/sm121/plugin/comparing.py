@@ -80,6 +80,8 @@ def refuse_what_crashes(config: pytest.Config) -> None:
     for beginning in (_NOTHING_TO_COMPARE, _UNREADABLE):
         warnings.filterwarnings("ignore", message=beginning)
     named = config.getoption("benchmark_compare", None)
+    if isinstance(named, str) and _is_path_of_tests(config.invocation_params.dir, named):
+        raise _no_number(named)
     is_no_file = isinstance(named, str) and not Path(named).is_file()
     if is_no_file and (len(Path(named).parts) > 2 or Path(named).is_absolute()):
         raise _no_number(named)
@@ -406,7 +408,7 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
                 f"the file. Store one: {_FIRST}"
             )
         return
-    if not named.strip() or Path(named).exists() or "::" in named or named.endswith(".py"):
+    if not named.strip() or Path(named).exists():
         raise _no_number(named)
     if not stored_benchmarks.load_benchmarks(folder, named):
         known = [run.name for run in stored_benchmarks.load_benchmarks(folder)]
@@ -417,6 +419,12 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
             f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. "
             f"Store one with {_FIRST}"
         )
+
+
+def _is_path_of_tests(folder: Path, named: str) -> bool:
+    """Whether a value is a path of tests, which the option has taken from the command line."""
+    path = Path(named.partition("::")[0])
+    return "::" in named or path.suffix == ".py" or (folder / path).is_dir()
 
 
 def _no_number(named: str) -> UsageError:
