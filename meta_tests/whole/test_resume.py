@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -158,6 +159,26 @@ def test_a_run_that_is_killed_between_its_last_event_and_its_verdict_file(
     assert f"**{whole.verdict.value}" in (report / "summary.md").read_text("utf-8")
     refused = runs.start(report, "--resume", *kills)
     assert refused.wait() == 4 and "it has ended with FAIL" in refused.output, refused.output
+
+
+def test_the_file_of_junitxml_has_the_kept_verdicts_of_a_killed_run(runs, tmp_path):
+    """pytest collects all tests, but runs only those that were not decided."""
+    files = [tmp_path / f"{name}.xml" for name in ("whole", "resumed")]
+    runs.start(tmp_path / "whole", f"--junitxml={files[0]}").wait()
+    report = tmp_path / "report"
+    assert kill_after(runs.start(report, f"--junitxml={files[1]}"), report, 20, 0.0)
+    decided = stored_run.file_of(report)
+    assert any(test.verdict in BAD for test in decided.tests)
+    runs.start(report, "--resume", f"--junitxml={files[1]}").wait()
+    cases: list[dict[str, list[str]]] = []
+    for file in files:
+        found = {}
+        for case in ElementTree.parse(file).getroot().iter("testcase"):
+            tags = [each.tag for each in case if each.tag in ("failure", "error", "skipped")]
+            found[f"{case.get('classname')}::{case.get('name')}"] = tags
+        cases.append(found)
+    assert cases[0] == cases[1]
+    assert "it did, in kernel-3" in files[1].read_text("utf-8")
 
 
 @pytest.fixture

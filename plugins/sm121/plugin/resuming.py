@@ -10,7 +10,7 @@ outcome yet.
 import pytest
 
 from sm121.core.errors import UsageError
-from sm121.plugin import selection
+from sm121.plugin import kept_cases, selection
 from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold, stored_run
 from sm121.run.events import (
@@ -85,14 +85,15 @@ def leave_out_decided(config: pytest.Config, session: Session, items: list[pytes
     """
     if not config.getoption("--resume"):
         return
-    count = len(items)
-    items[:] = [
-        item
-        for item in items
-        if LEVEL not in item.stash or not session.run.record.ledger.has(item.stash[ID])
-    ]
+    kept: list[pytest.Item] = []
+    again: list[pytest.Item] = []
+    for item in items:
+        is_decided = LEVEL in item.stash and session.run.record.ledger.has(item.stash[ID])
+        (kept if is_decided else again).append(item)
+    items[:] = again
+    kept_cases.add(config, session, kept)
     session.run.record.say(
-        "resume", f"{count - len(items)} checks were decided before, {len(items)} are run"
+        "resume", f"{len(kept)} checks were decided before, {len(again)} are run"
     )
 
 

@@ -33,9 +33,9 @@ def xml(report: StoredReport) -> str:
     texts = {failure.id: failure.text for failure in report.details.failures}
     suites: dict[str, list[tuple[TestReport, str, str]]] = {}
     for test in run.tests:
-        case = (test, _element(test), texts.get(test.id) or test.message)
+        case = (test, element_of(test), texts.get(test.id) or test.message)
         suites.setdefault(test.level, []).append(case)
-    has_failed = any(_element(test) in ("failure", "error") for test in run.tests)
+    has_failed = any(element_of(test) in ("failure", "error") for test in run.tests)
     if run.verdict is not Verdict.PASS and not has_failed:
         # A certificate was refused, or nothing was executed. Readers of this format only evaluate
         # test cases, and would show the run as passed.
@@ -47,7 +47,12 @@ def xml(report: StoredReport) -> str:
     return template.render(run=run, suites=suites, headline=headline.headline_of(run))
 
 
-def _element(test: TestReport) -> str:
+def element_of(test: TestReport) -> str:
+    """Return the name of the element in the case of a test; empty for a test that passed.
+
+    Args:
+        test: The test.
+    """
     if test.skipped or test.excused or test.verdict is Verdict.NOT_RUN:
         return "skipped"
     if test.verdict is Verdict.PASS:
