@@ -288,6 +288,55 @@ def test_the_last_line_of_ptxas_hides_no_cause_of_cute_dsl() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        pytest.param(
+            "AttributeError: module 'flashinfer' has no attribute 'mxfp4_quantize'",
+            "vLLM and flashinfer-python",
+            id="a-function-that-flashinfer-lacks",
+        ),
+        pytest.param(
+            "ImportError: cannot import name 'xqa_batch_decode' from 'flashinfer.decode' (/x)",
+            "vLLM and flashinfer-python",
+            id="an-import-that-flashinfer-lacks",
+        ),
+        pytest.param(
+            "RuntimeError: from_dlpack received an invalid capsule. Note that DLTensor capsules "
+            "can be consumed only once",
+            "apache-tvm-ffi",
+            id="tvm-ffi-before-0.1.11",
+        ),
+        pytest.param(
+            "RuntimeError: Couldn't load custom C++ ops. This can happen if your PyTorch and "
+            "torchvision versions are incompatible",
+            "torchvision",
+            id="torchvision-in-its-own-words",
+        ),
+        pytest.param(
+            "RuntimeError: Failed to fetch the cubin artifact index https://x after 4 attempts",
+            "no network",
+            id="index-of-the-downloaded-kernels",
+        ),
+        pytest.param(
+            "RuntimeError: CUDA error: API call is not supported in the installed CUDA driver",
+            "driver",
+            id="driver-older-than-the-call",
+        ),
+        pytest.param(
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up "
+            "environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
+            "not visible",
+            id="gpu-not-visible",
+        ),
+    ],
+)
+def test_start_failure_names_the_part_of_the_installation(line: str, said: str) -> None:
+    prefix = "(EngineCore pid=60) ERROR 07-12 01:09:15 [core.py:708] "
+    cause = classify_lines([f"{prefix}EngineCore failed to start.", prefix + line], 1)
+    assert said in cause.owner and cause.remedy
+
+
+@pytest.mark.parametrize(
     "package",
     [
         "flashinfer-cubin package (cubins will be downloaded on demand to /h): flashinfer-cubin",
