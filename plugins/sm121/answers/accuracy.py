@@ -25,7 +25,7 @@ class Interval:
         return self.right / self.total
 
     def hold(self, at_least: float, fact: Fact) -> None:
-        """Raise unless the whole interval is at or above a bound.
+        """Raise an error unless the whole interval is at or above a bound.
 
         Args:
             at_least: The bound.
@@ -57,7 +57,7 @@ def interval_of(right: int, n: int) -> Interval:
     Raises:
         ValueError: There are no answers.
     """
-    from scipy import stats  # SciPy takes half a second to import, so it is imported on first use.
+    from scipy import stats  # imported here, because importing SciPy takes 0.5 s
 
     bounds = stats.binomtest(right, n).proportion_ci(_CONFIDENCE, method="wilson")
     return Interval(right, n, float(bounds.low), float(bounds.high))

@@ -1,10 +1,10 @@
-"""Token-by-token comparison of two greedy runs of a prompt, within the arithmetic's noise.
+"""Compare two greedy runs of a prompt token by token, within the noise of the arithmetic.
 
 Greedy decoding is discontinuous. If two tokens are equally likely within the noise, either may be
-chosen, and the rest of the texts differs although nothing is wrong. Therefore a different token (a
-fork) is accepted if both runs report both tokens as equally likely within the bound. The tokens
-after a fork are judged by another request, which continues after the accepted token. Every other
-difference is a disagreement.
+chosen, and the texts differ from there on, although nothing is wrong. Therefore a different token
+(a fork) is accepted if both runs report both tokens as equally likely within the bound. To judge
+the tokens after a fork, another request continues after the accepted token. Every other difference
+is a disagreement.
 """
 
 import math
@@ -16,21 +16,21 @@ from sm121.client.completion_json import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact
 
-#: Maximum number of forks in one answer; rounding does not cause more.
+#: The maximum number of forks in one answer. Rounding does not cause more.
 MOST_FORKS = 6
 #: Float32 probabilities sum to 1 within this error; a smaller remainder counts as 0.
 _REST = 1e-6
 
 _Token = TypeVar("_Token", str, int)
 Positions = Sequence[Position]
-#: Requests the other run's tokens after the prompt and the given token ids of the judged run.
-#: Returns None if the engine accepts no ids.
+#: Sends a request whose prompt is continued by the given token ids of the judged run, and returns
+#: the tokens that follow. Returns None if the engine does not accept token ids.
 Resume = Callable[[tuple[int, ...]], Positions | None]
 
 
 @dataclass(frozen=True)
 class TokenAgreement:
-    """The comparison of one run with another, over the judged tokens."""
+    """The result of comparing one run with another, over the tokens that could be judged."""
 
     #: The largest difference of a log-probability at each position, in nats.
     errors: tuple[float, ...]
@@ -48,30 +48,30 @@ class TokenAgreement:
 
     @property
     def worst(self) -> int:
-        """The position of the largest difference; 0 without positions."""
+        """The position of the largest difference; 0 if there are no positions."""
         return max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
 
     @property
     def max_abs(self) -> float:
-        """The largest difference in nats; 0 without positions."""
+        """The largest difference in nats; 0 if there are no positions."""
         return self.errors[self.worst] if self.errors else 0.0
 
     @property
     def mean_abs(self) -> float:
-        """The mean difference in nats; 0 without positions."""
+        """The mean difference in nats; 0 if there are no positions."""
         return math.fsum(self.errors) / len(self.errors) if self.errors else 0.0
 
 
 def compare_runs(
     judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None = None
 ) -> TokenAgreement:
-    """Compare two runs of the same prompt token by token, and the positions at which they end.
+    """Compare two runs of the same prompt token by token, including where they end.
 
     Args:
         judged: The tokens of the run.
         other: The tokens of the other run.
         bound: The tolerance.
-        resume: Requests the rest of the other run after an accepted fork.
+        resume: After an accepted fork, requests the continuation of the judged run's tokens.
 
     Returns:
         The comparison, with the first disagreement.
@@ -153,7 +153,7 @@ def _walk(
 
 
 def _resumed(prefix: Positions, resume: Resume | None) -> Positions | None:
-    """Request the other run's tokens after a prefix of the judged run."""
+    """Request the tokens that follow a prefix of the judged run."""
     ids = ids_of(prefix)
     if resume is None or ids is None:
         return None
@@ -219,17 +219,17 @@ def same_tokens(judged: Completion, other: Completion) -> Fact | None:
 
 
 def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
-    """Return KL(p || q) over the tokens that both list and one class of all other tokens.
+    """Return KL(p || q) over the tokens that both runs list, and one class of all other tokens.
 
-    Engines only list the likeliest tokens. Since merging classes never increases a divergence, the
-    result is a lower bound of the divergence over all tokens.
+    Engines list only the likeliest tokens. Because merging classes never increases a divergence,
+    the result is a lower bound of the divergence over all tokens.
 
     Args:
         p: Log-probabilities of tokens.
         q: Log-probabilities of tokens in the other run.
 
     Returns:
-        The divergence in nats; NaN without common tokens.
+        The divergence in nats; NaN if the runs have no common token.
     """
     common = [token for token in p if token in q]
     if not common:
@@ -251,8 +251,9 @@ def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
 def _largest_error(mine: Position, other: Position) -> float:
     """Return the largest difference over all tokens that both runs list at a position.
 
-    If the model is sure of the chosen token, only the log-probabilities of other tokens change
-    noticeably. Infinite if the other run does not list the chosen token, or a value is not finite.
+    All listed tokens count, because if the model is sure of the chosen token, only the
+    log-probabilities of other tokens change noticeably. The result is infinite if the other run
+    does not list the chosen token, or if a value is not finite.
     """
     ours = _listed(mine)
     theirs = _listed(other)
@@ -270,7 +271,7 @@ def _listed(position: Position) -> dict[str, float]:
 
 
 def _gap(mine: Position, other: Position) -> float:
-    """Return the larger gap, in nats, between a run's own token and the other run's token."""
+    """Return the larger of both runs' gaps between their own token and the other run's, in nats."""
     mine_by_other = other.top.get(mine.token)
     other_by_mine = mine.top.get(other.token)
     if mine_by_other is None or other_by_mine is None:

@@ -1,9 +1,9 @@
-"""The answer to a prompt does not depend on how the prompt is sent.
+"""Check that the answer to a prompt does not depend on how the prompt is sent.
 
-The checks send it in a batch, from the prefix cache, with chunked prefill, streamed, as token ids,
-one token at a time, repeatedly, and after aborted requests. If the engine documents equal results,
-the tokens must be equal. Otherwise they are compared within the noise of the arithmetic, where
-either of two equally likely tokens is correct.
+The checks send a prompt in a batch, from the prefix cache, with chunked prefill, streamed, as token
+ids, one token at a time, repeatedly, and after aborted requests. If the engine documents equal
+results, the tokens must be equal. Otherwise the tokens are compared within the noise of the
+arithmetic, and either of two equally likely tokens is correct.
 """
 
 import itertools
@@ -23,13 +23,14 @@ from sm121.core.verdict import NotRun
 #: The name of a prompt that is longer than a step's token budget and longer than a block of the
 #: prefix cache.
 _LONG = "count past two windows"
-#: Lengths of prompts in tokens, to measure how much time a prefix-cache hit saves. The check uses
-#: the first length whose prompt takes at least `_MEASURABLE_S` seconds longer than a short prompt.
+#: The lengths of prompts with which the time saved by a prefix-cache hit is measured, in tokens.
+#: The check uses the first length whose prompt takes at least `_MEASURABLE_S` seconds longer than a
+#: short prompt.
 _LENGTHS = (1024, 4096, 16_384)
 _MEASURABLE_S = 0.1
 #: Number of tokens of a short prompt.
 _SHORT = 16
-#: Number of measurements of each time; the shortest one counts.
+#: How often each time is measured; the shortest time counts.
 _REPEATS = 3
 #: Number of concurrent long prompts, so that their prefill is chunked.
 _CHUNKED = 8
@@ -40,7 +41,7 @@ _FIELDS = ("ids", "positions", "prompt_ids", "completion_tokens")
 
 
 class _Times(NamedTuple):
-    """Durations of a request with a cold prompt, and of the same request again, in seconds."""
+    """The durations of a request whose prompt is not cached, and of its repetition, in seconds."""
 
     cold_s: float
     again_s: float
@@ -50,7 +51,7 @@ class _Times(NamedTuple):
 class Continuations:
     """The prompt set, with one server's answers to each prompt sent alone.
 
-    These answers are requested once, on first use, bypassing the prefix cache. Each check raises
+    These answers are requested once, on first use, without the prefix cache. Each check raises
     `Unmet` if another form of the request gives another answer.
     """
 
@@ -80,7 +81,7 @@ class Continuations:
     def equal_from_the_prefix_cache(
         self, hits: Callable[[], float | None], *, is_on: bool = False
     ) -> None:
-        """Compare the answers to a long prompt, cold and from the prefix cache.
+        """Compare the answers to a long prompt without and with a hit of the prefix cache.
 
         Args:
             hits: Returns how many tokens the server took from its prefix cache so far; None if it
@@ -88,7 +89,7 @@ class Continuations:
             is_on: Whether the server's log shows that the prefix cache is on.
 
         Raises:
-            Unmet: An answer differs, or the cache is on and had no hit.
+            Unmet: An answer differs, or the cache is on, but had no hit.
             NotRun: The cache had no hit, and may be off.
         """
         prompt = self._find_prompt(_LONG)
@@ -106,18 +107,17 @@ class Continuations:
         self._require_equal([(prompt, cached)], "from the cache")
 
     def hits_save_time(self, hits: Callable[[], float | None], *, is_on: bool = False) -> None:
-        """Require that a cached long prompt takes at most half of the cold time.
+        """Require that a cached long prompt takes at most half of the time of an uncached one.
 
-        The time of a short prompt is subtracted from both.
+        The time of a short prompt is subtracted from both times.
 
         Args:
             hits: As in `equal_from_the_prefix_cache`.
             is_on: As in `equal_from_the_prefix_cache`.
 
         Raises:
-            Unmet: The cached prompt takes longer.
-            NotRun: No prompt takes long enough to measure, or the cache may be off, since no hit
-                is counted.
+            Unmet: The cached prompt takes more than half of the time.
+            NotRun: No prompt takes long enough to measure, or the cache had no hit and may be off.
         """
         prompt = self._find_prompt(_LONG)
         ids = self.asker.need(self.alone(prompt).prompt_ids, "the prompt's token ids")
@@ -199,10 +199,10 @@ class Continuations:
     def equal_token_by_token(self) -> None:
         """Compare answers made of one request per token, whose prompt is all tokens before it.
 
-        Such a request never uses drafts. Its prompt is prefilled, or comes from the prefix cache
-        including earlier generated tokens, as in the next turn of a chat. Prefill kernels round
-        differently from decode kernels, so twice the tolerance applies (a healthy H100 differed by
-        0.032 nats, with a tolerance of 0.02).
+        These requests do not use speculative decoding. Their prompts are prefilled, or come from
+        the prefix cache, which then contains generated tokens, as in the next turn of a chat.
+        Prefill kernels round differently from decode kernels, so twice the tolerance applies (a
+        healthy H100 differed by 0.032 nats, with a tolerance of 0.02).
         """
         bound = self.bound
         if bound.fork:
@@ -250,7 +250,7 @@ class Continuations:
             self._require_equal([(prompt, answer)], "after an aborted request")
 
     def go_on_sensibly(self) -> None:
-        """Require that answers which should not repeat themselves show no sign of a broken engine.
+        """Require that answers without expected repetition show no sign of a broken engine.
 
         Raises:
             Unmet: An answer has a sign of `sanity`.
@@ -278,7 +278,7 @@ class Continuations:
         Args:
             prompt: The prompt.
             answer: Its answer to another form of the request.
-            form: The form of the request, as text.
+            form: The form of the request, for the message.
             bound: The tolerance; None: the tolerance of this prompt set.
 
         Returns:
@@ -341,7 +341,7 @@ class Continuations:
         return Request(prompt.text, prompt.tokens, salt=self._new_salt())
 
     def _new_salt(self) -> str:
-        """Return a fresh cache salt, for which the prefix cache has no entries."""
+        """Return a new cache salt, for which the prefix cache has no entries."""
         return f"sm121-{id(self)}-{next(self._salts)}"
 
     def _resume(self, prompt: Prompt) -> agreement.Resume:

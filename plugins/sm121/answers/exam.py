@@ -1,15 +1,15 @@
-r"""An exam: questions that a model must answer, as JSONL (``fixtures/exams``).
+r"""Exams: files of questions that a model must answer (JSONL, ``fixtures/exams``).
 
-Each line is one JSON object: first the exam itself, then texts that the model continues, then the
-sections, each followed by its questions:
+Each line is a JSON object. The first line describes the exam. Lines with texts that the model must
+continue follow, and then the sections, each followed by its questions:
 
     {"exam": "mine", "answer_tokens": 500}
     {"prompt": "The capital of France is", "begins": " Paris"}
     {"section": "facts", "effort": "low", "misses": 1}
     {"id": "product", "turns": [{"user": "What is 17 times 23?", "right": "\\b391\\b"}]}
 
-Without the first line, the exam has the name of its file. Questions before any section belong to
-section ``facts``. `exam_judging` has the rules for broken and for missed answers.
+If the first line is missing, the exam has the name of its file. Questions before the first section
+belong to the section ``facts``. `exam_judging` has the rules for broken and missed answers.
 """
 
 import functools
@@ -29,7 +29,7 @@ from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 
-#: Maximum number of characters that are kept of a server's answer, and of its error.
+#: The maximum number of characters to store of a server's answer or error.
 _KEPT = 80
 _KEPT_ERROR = 200
 #: Minimum number of tokens that are requested for a continuation.
@@ -52,9 +52,9 @@ class ExamCall(DataTable):
     """A function call that the model must make, and its result."""
 
     function: str = Field(min_length=1)
-    #: The required keys and values. A text is a pattern for the whole value (see `plain`).
+    #: The required keys and values. A text value is a pattern for the whole value (see `plain`).
     arguments: Json
-    #: The text that is sent back.
+    #: The result of the call, which is sent back to the model.
     result: str = Field(min_length=1)
 
     def __str__(self) -> str:
@@ -65,15 +65,17 @@ class Turn(DataTable):
     """A message of the user, and the conditions of a correct answer."""
 
     user: str = Field(min_length=1)
-    #: The assistant's answer if the exam provides it; otherwise the model generates it.
+    #: The assistant's answer, if the exam provides it. If None, the model generates it.
     given: str | None = None
     #: A pattern that the answer must contain (see `plain`).
     right: Regex | None = None
     #: A pattern that the answer must not contain (see `plain`).
     wrong: Regex | None = None
-    #: Function calls before the answer, in any order. If empty, the model must not call functions.
+    #: The function calls that the model must make before the answer, in any order. If empty, the
+    #: model must not call functions.
     calls: tuple[ExamCall, ...] = ()
-    #: The JSON object that the answer must be; texts are patterns, as in `ExamCall.arguments`.
+    #: The JSON object that the answer must be. Texts in it are patterns, as in
+    #: `ExamCall.arguments`.
     content: Json | None = None
 
     @property
@@ -89,7 +91,7 @@ class Turn(DataTable):
 
 
 class Form(DataTable):
-    """The format that the server must enforce; exactly one field is set."""
+    """The output format that the server must enforce. Exactly one field is set."""
 
     json_schema: Json | None = None
     regex: Pattern | None = None
@@ -121,9 +123,9 @@ class Section(DataTable):
     """Questions of one kind."""
 
     effort: Effort = "low"
-    #: The number of allowed misses.
+    #: The number of allowed misses (complete, but not correct answers).
     misses: Annotated[int, Field(ge=0)] = 0
-    #: The reason for this number.
+    #: Why this number of misses is allowed.
     source: str = ""
     #: An answer that contains this pattern is a miss.
     unsure: Regex | None = None
@@ -133,10 +135,10 @@ class Section(DataTable):
 
 
 class Needle(DataTable):
-    """A fact in the document, and a question about only this fact."""
+    """A fact that is hidden in the document ("needle"), and a question about only this fact."""
 
     id: str = Field(pattern=r"^[a-z]+$")
-    #: The fraction of the document that precedes it.
+    #: The position of the fact, as the fraction of the document that precedes it.
     depth: Annotated[float, Field(ge=0, le=1)]
     text: str = Field(min_length=1)
     question: str = Field(min_length=1)
@@ -144,13 +146,16 @@ class Needle(DataTable):
 
 
 class Document(DataTable):
-    """A text of any length: numbered entries with generated content, and needles between them."""
+    """A text of any length.
+
+    It consists of numbered, generated entries with needles between them.
+    """
 
     effort: Effort
     source: str = Field(min_length=3)
     #: Timeout of an answer in seconds.
     within_s: Annotated[float, Field(gt=0)]
-    #: The first line.
+    #: The first line of the document.
     opening: str
     #: The template of an entry, with {number} and the names of ``words``.
     entry: str
@@ -183,7 +188,7 @@ class Document(DataTable):
         return "".join(lines)
 
     def entries(self) -> Iterator[str]:
-        """Yield endlessly the entries, one line each, without needles."""
+        """Yield an endless sequence of entries, one line each, without needles."""
         for number in itertools.count(1):
             digest = hashlib.sha256(str(number).encode()).digest()
             chosen = {}
@@ -226,10 +231,10 @@ class Exam(DataTable):
         """Return a section.
 
         Args:
-            name: Its name.
+            name: The name of the section.
 
         Raises:
-            NotRun: The exam does not have it.
+            NotRun: The exam does not have a section of this name.
         """
         section: Section | None = getattr(self, name)
         if section is None:
@@ -245,7 +250,7 @@ def load(name_or_path: str) -> Exam:
         name_or_path: The name of a shipped exam, or the path of a file.
 
     Raises:
-        UsageError: There is no such exam, or it is not valid.
+        UsageError: The exam does not exist, or is not valid.
     """
     sources = data_file.shipped("exams", ".jsonl")
     source = sources.get(name_or_path, Path(name_or_path))
@@ -259,7 +264,8 @@ def load(name_or_path: str) -> Exam:
 
 def _lines(text: str, origin: str) -> Iterator[tuple[int, Json]]:
     """Yield the number and the object of each line."""
-    # Not splitlines(): JSON strings may contain U+2028 and similar, which do not end a line.
+    # Do not use splitlines(), because JSON strings may contain characters such as U+2028, at which
+    # it would split.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -273,7 +279,7 @@ def _lines(text: str, origin: str) -> Iterator[tuple[int, Json]]:
 
 
 def _table(lines: Iterator[tuple[int, Json]], name: str, origin: str) -> Json:
-    """Return the lines of a file as one table, sorted into its parts."""
+    """Convert the lines of a file to one table."""
     table: Json = {"name": name, "completions": []}
     section = "facts"
     for number, entry in lines:
@@ -313,7 +319,8 @@ def unknown(endpoint: Endpoint, completions: Sequence[ExamCompletion]) -> dict[s
         completions: The prompts with their continuations.
 
     Returns:
-        The beginning of the server's continuation, or its error, by prompt.
+        For each prompt that the server continues in another way, the beginning of its continuation,
+        or its error.
     """
     import openai
 

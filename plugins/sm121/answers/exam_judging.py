@@ -1,8 +1,8 @@
-"""The judgement of an answer in an exam.
+"""Judge the answers of an exam.
 
 An answer is broken if no capable model would give it (empty, truncated, `!!!!`). It is a miss if it
-is complete but not correct. A section allows some misses, since a pattern may not cover all correct
-phrases; broken answers are never allowed.
+is complete but not correct. A section may allow some misses, because a pattern may not cover all
+correct phrases. Broken answers are never allowed.
 """
 
 import re
@@ -36,7 +36,7 @@ def broken(content: str | None, finish_reason: str) -> str | None:
 
 
 def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None:
-    """Return why an answer that is not broken is not correct.
+    """Return why an answer is a miss. The answer is known not to be broken.
 
     Args:
         turn: The conditions of a correct answer.
@@ -62,10 +62,10 @@ def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None
 
 
 def met(waiting: Sequence[ExamCall], function: str, arguments: Any) -> ExamCall | None:
-    """Return the expected call that an actual call matches; None if it matches none.
+    """Return the expected call that matches an actual call; None if none matches.
 
     Args:
-        waiting: The expected calls.
+        waiting: The expected calls that have not been made yet.
         function: The name of the called function.
         arguments: The arguments of the call, parsed.
     """

@@ -1,4 +1,4 @@
-"""Comparison of an answer's text and JSON with the expected ones, ignoring formatting."""
+"""Compare the text or JSON of an answer with the expected one, ignoring formatting."""
 
 import json
 import math
@@ -20,7 +20,7 @@ _MARKUP = re.compile(r"[*`$]|(?<!\w)_|_(?!\w)")
 #: Separators between groups of digits.
 _GROUPS = re.compile(r"(?<=\d)[ ,'](?=\d{3}(?!\d))")
 _FENCE = re.compile(r"\A\s*```\w*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
-#: Numbers are equal up to this relative error.
+#: Numbers count as equal up to this relative error.
 _PRECISION = 1e-6
 
 
@@ -39,7 +39,7 @@ def plain(text: str) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Parse an answer as JSON, also inside a code fence; return None if it is not JSON."""
+    """Parse an answer as JSON, with or without a code fence. Return None if it is not JSON."""
     fenced = _FENCE.match(text)
     try:
         return json.loads(fenced[1] if fenced else text)

@@ -1,4 +1,4 @@
-"""The samples that log-probabilities lead to expect, and how far a correct server may deviate.
+"""Compute which samples to expect from log-probabilities, and how much they may deviate.
 
 The log-probabilities in an answer are the model's (vLLM: ``raw_logprobs``). This module computes
 the distribution that results from a request's sampling parameters, among the tokens that are listed
@@ -15,18 +15,18 @@ from sm121.core.unmet import require
 #: The probability of a false alarm in a run. Half of it is for the temperature.
 FALSE_ALARMS = 1e-3
 TEMPERATURE_CHANCE = FALSE_ALARMS / 2
-#: The number of other comparisons, which share the other half.
+#: The number of comparisons other than that of the temperature. They share the other half.
 COMPARISONS = 64
 CHANCE = TEMPERATURE_CHANCE / COMPARISONS
-#: The relative error of the temperature that must be detected.
+#: A relative error of the temperature of this size must be detected.
 ERROR = 0.1
 #: The probability of missing such an error.
 MISSED = 0.01
 #: The factors of a temperature with this error, too high or too low.
 OFF = (1 + ERROR, 1 / (1 + ERROR))
-#: Bounds of the log-likelihood ratio of a wrong temperature to the requested one. Below `RIGHT` the
-#: temperature is correct, above `WRONG` it is wrong. The error probabilities hold for any number of
-#: samples (Ville 1939), so that sampling may continue until a bound is reached.
+#: The bounds for the log-likelihood ratio of a wrong temperature to the requested one. Below
+#: `RIGHT`, the temperature counts as correct, above `WRONG` as wrong. The error probabilities are
+#: valid for any number of samples (Ville 1939), so sampling may continue until a bound is reached.
 RIGHT = math.log(MISSED)
 WRONG = math.log(2 / TEMPERATURE_CHANCE)
 #: Two evaluations of one softmax in float32 differ by less than this, in nats or relatively.
@@ -73,7 +73,7 @@ def likeliest(top: Top) -> str:
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return the log-likelihood ratio of a token at another temperature than the sent one.
+    """Return the log-likelihood ratio of a sampled token: another temperature to the sent one.
 
     Args:
         top: The listed tokens.
@@ -88,7 +88,7 @@ def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
 
 
 def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
-    """Return the expected log-likelihood ratio per sample at another temperature.
+    """Return the expected log-likelihood ratio per sample if the server used another temperature.
 
     Args:
         top: The listed tokens.
@@ -107,7 +107,7 @@ def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
 def remaining(top: Top, cut: Cut, value: float) -> Split:
     """Apply a truncation to the listed tokens at temperature 1.
 
-    A token is in neither set if its place depends on rounding or on a tie, which engines break in
+    A token is in neither set if rounding decides about it, or a tie, which engines break in
     different ways.
 
     Args:
@@ -141,8 +141,8 @@ class _Bounds(NamedTuple):
 def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) -> _Bounds:
     """Return bounds of the ratio of a token's rank or probability to the threshold.
 
-    A token with a ratio below 1 is kept. The bounds assume that all tied tokens rank before the
-    token (high), or none (low).
+    A token with a ratio below 1 is kept. For the high bound, all tied tokens rank before the token;
+    for the low bound, none.
     """
     if cut == "min_p":
         ratio = value * math.exp(highest - log)
@@ -158,7 +158,7 @@ def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) ->
 def allowed(variance: float, chance: float) -> float:
     """Return how far the number of hits may differ from the expected number.
 
-    The differences are a martingale with steps of at most 1 (Freedman 1975).
+    The bound is that for a martingale with steps of at most 1 (Freedman 1975).
 
     Args:
         variance: The sum of the samples' variances.
@@ -171,7 +171,8 @@ def allowed(variance: float, chance: float) -> float:
 def chance_of(hits: float, expected: float, samples: int) -> float:
     """Return an upper bound of the probability of this number of hits or a more extreme one.
 
-    This is twice the bound of Hoeffding 1963, theorem 1, since both directions count.
+    This is twice the bound of Hoeffding 1963, theorem 1, because deviations in both directions
+    count.
 
     Args:
         hits: The number of hits.
@@ -211,7 +212,7 @@ class Tally:
 
     @property
     def chance(self) -> float:
-        """The bound of `chance_of`; 1 without samples."""
+        """The result of `chance_of`; 1 if there are no samples."""
         if not self.samples:
             return 1.0
         return chance_of(self.hits, self.expected, self.samples)

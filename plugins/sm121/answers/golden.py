@@ -31,7 +31,8 @@ from sm121.core.unmet import Fact, Unmet
 
 #: The number of likeliest tokens that are recorded per position.
 TOP = 20
-#: The numbers to request, in this order, until the engine accepts one (vLLM's default allows 20).
+#: The numbers of likeliest tokens to request. They are tried in this order until the engine accepts
+#: one (vLLM's default limit is 20).
 _TOPS = (TOP, 5, 1)
 #: The cache salt of requests for golden answers, which share the prefix cache.
 _SALT = "golden"
@@ -48,14 +49,15 @@ class GoldenAnswer(DataTable):
 
 
 class Identity(DataTable):
-    """The served model. A hash is null if the file is not on this machine (attached server)."""
+    """The served model. A hash is null if the file is not on this machine."""
 
     served_name: str
     config_sha256: str | None = None
-    #: Hash of the weight files' names and headers; does not depend on the weights' values.
+    #: A hash of the names and headers of the weight files. It does not depend on the weights'
+    #: values.
     weights_sha256: str | None = None
     tokenizer_sha256: str | None = None
-    #: Digest of pieces of the weights' values (`sm121.core.digest.of_files`).
+    #: A digest of parts of the weights' values (`sm121.core.digest.of_files`).
     weights_digest: str | None = None
 
 
@@ -77,8 +79,8 @@ class GoldenFile(DataTable):
     #: The reproducibility record of the run.
     environment: dict[str, JsonValue]
     answers: tuple[GoldenAnswer, ...] = Field(min_length=1)
-    #: Why these answers are not trusted; null if the recording run completed and all its other
-    #: checks of answers passed.
+    #: Why these answers are not trusted. It is null if the recording run was completed, and all its
+    #: other checks of answers passed.
     doubt: str | None = "the end of the run that recorded it is unknown"
 
 
@@ -89,7 +91,7 @@ def load(path: Path) -> GoldenFile:
         path: The path.
 
     Raises:
-        UsageError: The file is no golden file.
+        UsageError: The file is not a golden file.
     """
     return data_file.read_json(path, GoldenFile, f"--golden {path}", "--record-golden")
 
@@ -105,7 +107,7 @@ def save(golden: GoldenFile, path: Path) -> None:
 
 
 def conclude(path: Path, doubt: str | None) -> None:
-    """Store in a recorded file whether its answers are trusted, at the end of the run.
+    """At the end of the run, store in a recorded file whether its answers are trusted.
 
     Args:
         path: The file.
@@ -115,7 +117,7 @@ def conclude(path: Path, doubt: str | None) -> None:
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
-    """Write the first of two recordings of a server, if both are equal.
+    """Write the first of two recordings of the same server if both are equal.
 
     Args:
         first: The recording.
@@ -163,7 +165,7 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
         prompts: The prompt set.
 
     Raises:
-        UsageError: A hash that both sides have differs, or the prompts differ.
+        UsageError: The prompts differ, or a hash that is known for both models differs.
     """
     for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
@@ -195,7 +197,7 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
         origin: The option and path, for the message.
 
     Raises:
-        UsageError: The file has a doubt.
+        UsageError: The file has a `doubt`.
     """
     if golden.doubt is not None:
         raise UsageError(
@@ -280,14 +282,14 @@ def compare(
 
 
 def unproven(golden: GoldenFile, now: Identity) -> str | None:
-    """Return which parts of the two models could not be compared.
+    """Return which properties of the two models could not be compared.
 
     Args:
         golden: The file.
         now: The served model.
 
     Returns:
-        A remark that lists the parts; None if all parts could be compared.
+        A remark that lists the properties; None if all could be compared.
     """
     pairs = (
         ("config.json", golden.model.config_sha256, now.config_sha256),
@@ -324,9 +326,9 @@ def _untrusted(prompt: str, required: str, observed: str) -> Fact:
 
 
 def _other_text(expected: GoldenAnswer, answer: Completion, agreed: TokenAgreement) -> Fact | None:
-    """Return a fact if the same token ids resulted in another text.
+    """Return a fact if equal token ids have different texts.
 
-    If the golden file names tokens by their texts, nothing is compared.
+    If the golden file identifies tokens by their texts, nothing is compared.
     """
     ids = ids_of(expected.positions)
     if ids is None or answer.ids != ids or agreed.forks or answer.text == expected.text:
@@ -335,7 +337,7 @@ def _other_text(expected: GoldenAnswer, answer: Completion, agreed: TokenAgreeme
 
 
 def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
-    """Request a greedy answer with as many of the likeliest tokens as the engine sends.
+    """Request a greedy answer with the largest list of likeliest tokens that the engine allows.
 
     Args:
         asker: The client of the server.
@@ -343,7 +345,7 @@ def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
         tokens: The number of tokens.
 
     Raises:
-        Refused: The server fails, or refuses the request for each number of likeliest tokens.
+        Refused: The server fails, or refuses every number of likeliest tokens.
     """
     for top in _TOPS[:-1]:
         try:
@@ -357,7 +359,7 @@ def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
 def continuation(
     asker: Asker, prompt: tuple[int, ...] | None, tokens: int
 ) -> Callable[[tuple[int, ...]], Sequence[Position] | None]:
-    """Return a function that requests the rest of an answer, for `agreement.compare_runs`.
+    """Return a function that requests the rest of an answer, as `agreement.compare_runs` needs it.
 
     Args:
         asker: The client of the server.
@@ -378,7 +380,7 @@ def _hash_file(file: Path) -> str | None:
 
 
 def _hash_headers(files: Sequence[Path]) -> str:
-    """Hash the names and headers of weight files; hashing 60 GB of values would take minutes."""
+    """Hash the names and headers of weight files. Hashing 60 GB of values would take minutes."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""The comparison of a run's answers with golden ones, and of the environments of both runs."""
+"""Compare the answers of a run with golden answers, and the environments of both runs."""
 
 import json
 import math
@@ -31,7 +31,7 @@ class WorstToken(NamedTuple):
 class GoldenComparison:
     """The comparison of a run with a golden file."""
 
-    #: The agreement of each prompt's answer with the golden one, by the prompt's name.
+    #: For each prompt, by its name, the agreement of the answer with the golden one.
     agreements: Mapping[str, TokenAgreement]
     #: Differences of the two runs' environments, one line each.
     differences: tuple[str, ...]
@@ -65,7 +65,8 @@ class GoldenComparison:
             bound: The tolerance.
 
         Returns:
-            A fact about the first prompt that differs, and a fact per exceeded mean.
+            A fact about the first prompt that differs, and a fact for each mean that exceeds its
+            bound.
         """
         facts: list[Fact] = []
         disagreements = []
@@ -96,11 +97,11 @@ class GoldenComparison:
         return facts
 
     def hold(self, bound: GoldenBound, about: str = "") -> None:
-        """Raise if the run differs by more than the tolerance.
+        """Raise an error if the run differs by more than the tolerance.
 
         Args:
             bound: The tolerance.
-            about: What the facts are about, such as a configuration.
+            about: What the facts are about, for example a configuration.
 
         Raises:
             Unmet: The run differs.
@@ -116,7 +117,7 @@ class GoldenComparison:
             raise NotRun(Fact(required, observed, about, evidence=self.summary()))
 
     def summary(self) -> str:
-        """Return one line of figures."""
+        """Return the figures of the comparison in one line."""
         worst = self.worst
         tokens = sum(len(agreed.top1) for agreed in self.agreements.values())
         forks = sum(agreed.forks for agreed in self.agreements.values())
@@ -135,7 +136,7 @@ def differences(
     Args:
         before: The earlier record.
         now: The record of this run.
-        prefix: The path of keys to these tables, each followed by a dot.
+        prefix: The keys that lead to these tables, each followed by a dot.
 
     Returns:
         One line for each difference: ``key: before -> now``.
@@ -149,7 +150,7 @@ def differences(
         if isinstance(old, dict) and isinstance(new, dict):
             lines += differences(old, new, f"{prefix}{key}.")
         elif isinstance(old, list) and isinstance(new, list):
-            # Only show the changed entries: whole lists would be too long to read.
+            # Show only the changed entries, because whole lists would be too long to read.
             removed = [entry for entry in old if entry not in new]
             added = [entry for entry in new if entry not in old]
             lines.append(f"{prefix}{key}: {_short(removed)} -> {_short(added)}")

@@ -1,4 +1,4 @@
-"""Comparisons of the server's log-probabilities with the oracle's."""
+"""Compare the server's log-probabilities with the oracle's."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,17 +14,17 @@ from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.unmet import Fact, Unmet, require, with_subject
 from sm121.core.verdict import Inapplicable, NotRun
 
-#: The margin of the mean over generated tokens, of which there are few. The other margins are in
-#: `oracle_tolerance`.
+#: The margin for the mean over generated tokens. It is larger than the margins in
+#: `oracle_tolerance`, because there are few generated tokens.
 _MARGIN_OF_GENERATED = 1.5
-#: A mistake is only checked if the share that rounding alone causes stays below 0.5 by this many
-#: standard deviations. The errors of adjacent tokens are correlated: a correct vLLM at gpt-oss's
-#: width reached six.
+#: A mistake is checked only if this many standard deviations of the share that rounding alone
+#: causes are less than 0.5. The number is large, because the errors of adjacent tokens are
+#: correlated; a correct vLLM with gpt-oss's width reached six.
 _SIGMAS = 6.0
-#: A share of at least this value shows that the mistake is present.
+#: If the fitted share of a mistake is at least this value, the mistake is present.
 _HALF = 0.5
-#: These hold for an engine that does not round its arithmetic. A share of at least this value shows
-#: another rounding. A share this far below 0 or above 1 shows another mistake.
+#: For an engine that does not round its arithmetic: a share of at least this value shows another
+#: rounding, and a share that is this far below 0 or above 1 shows another mistake.
 _ANY_SHARE = 0.1
 
 
@@ -45,8 +45,8 @@ def generation_beyond(
 ) -> GenerationJudgement:
     """Compare greedy tokens and their log-probabilities with the oracle's.
 
-    The chosen token may be less likely than the best one by two tolerances. After a different
-    token, nothing is compared, since the oracle continued with its own choice.
+    The chosen token may be less likely than the best one by at most two tolerances. Nothing is
+    compared after the first different token, because the oracle continued with its own choice.
 
     Args:
         tolerance: The tolerance of a log-probability.
@@ -78,7 +78,7 @@ def generation_beyond(
             break
     if not observed:
         return GenerationJudgement([Fact("log-probabilities")], judged)
-    # Do not compare means: their tolerances are for prompts, whose tokens are likelier.
+    # Do not compare means, because their tolerances are for prompts, whose tokens are likelier.
     beyond = compare(observed, expected).beyond(tolerance, means=False)
     return GenerationJudgement(with_subject(f"{len(observed)} log-probabilities", beyond), judged)
 
@@ -115,7 +115,7 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
         reference: The oracle and the tolerance.
 
     Returns:
-        The differences, in words.
+        A description of the differences.
 
     Raises:
         Unmet: A prompt, or all prompts together, differ by more than the tolerance.
@@ -150,7 +150,7 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
-    """Require that the server is closer to gpt-oss than to gpt-oss with a small mistake.
+    """Require that the server's answers are closer to gpt-oss than to gpt-oss with a small mistake.
 
     Args:
         asker: The client of the server.
@@ -158,9 +158,9 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         mistake: One of `SMALL_MISTAKES`.
 
     Raises:
-        Unmet: The server is closer to the mistake. The message reports another mistake if the
-            fitted share of this one is outside of 0 to 1 by more than rounding explains, and a
-            log-probability differs by more than the tolerance.
+        Unmet: The answers are closer to the mistake. If the fitted share of the mistake is below 0
+            or above 1 by more than rounding explains, and a log-probability differs by more than
+            the tolerance, the message reports that there is another mistake.
         NotRun: The engine does not return log-probabilities of a prompt, or rounding alone can
             cause half of the mistake's pattern.
     """
@@ -183,7 +183,7 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
 
 
 def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
-    """Require that the server rounds each part as expected, and not in another way.
+    """Require that the server rounds each part of the model as expected, and not in another way.
 
     Other ways are the checkpoint's own format, and another rounding rule of the same format.
 
@@ -192,11 +192,13 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
         reference: The oracle and the tolerance.
 
     Returns:
-        The number of absent roundings, and the names of those that cannot be distinguished.
+        A text with the number of other ways that were excluded, and those that cannot be
+        distinguished.
 
     Raises:
-        Unmet: The server rounds in another way; the first fact is the way that explains the most.
-        Inapplicable: The server rounds nothing beyond the checkpoint.
+        Unmet: The server rounds in another way. The first fact has the way that explains most of
+            the differences.
+        Inapplicable: The server does not round more than the checkpoint.
         NotRun: The engine sends no log-probabilities of a prompt, or no other way can be
             distinguished from the rounding of its arithmetic.
     """
@@ -251,15 +253,15 @@ def generations_agree(
     Args:
         asker: The client of the server.
         reference: The oracle and the tolerance.
-        chosen: The names and ids of the prompts; None: all fixed prompts.
+        chosen: The names and ids of the prompts; None for all fixed prompts.
 
     Returns:
-        The differences, in words.
+        A description of the differences.
 
     Raises:
         Unmet: Tokens or log-probabilities differ by more than the tolerance.
-        NotRun: The engine sends no log-probabilities, or less than half of the tokens could be
-            compared, since the engine chose other, equally likely tokens.
+        NotRun: The engine sends no log-probabilities, or fewer than half of the tokens could be
+            compared, because the engine chose other, equally likely tokens.
     """
     chosen = oracle_texts.prompts() if chosen is None else chosen
     answers = asker.ask_together([Request(tuple(ids), oracle_texts.GENERATED) for _, ids in chosen])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sm121.answers.oracle_file import OracleFile
 
-#: A difference of a log-probability that is ignored in the weighting of tokens, in nats.
+#: Effects of rounding that are smaller than this hardly change the weight of a token, in nats.
 _NEGLIGIBLE = 0.01
 
 
@@ -16,10 +16,10 @@ _NEGLIGIBLE = 0.01
 class Pattern:
     """The change of each token's log-probability that a small mistake causes.
 
-    The share of the mistake in a server's log-probabilities is fitted by least squares: 0 for the
-    intact model, 1 for the mistake. The effect of rounding is hardly correlated with that of a
-    mistake, so mistakes smaller than the rounding can be detected. Each token is weighted with the
-    inverse of the squared effect of rounding on its log-probability.
+    The share of the mistake in a server's log-probabilities is fitted by least squares. It is 0 for
+    the intact model and 1 for the model with the mistake. Mistakes with an effect below that of
+    rounding can be detected, because the two effects are hardly correlated. The weight of a token
+    is the inverse of the squared effect of rounding on its log-probability.
     """
 
     #: The log-probabilities of the intact model.
@@ -51,7 +51,8 @@ class Pattern:
         if rounding is not None:
             roundings = [values for way, values in file.rounded.items() if way != "float32"]
             for errors in zip(*map(changes, roundings), strict=True):
-                # 2 / n, not 1 / n: an estimate from one rounding is less certain than from two.
+                # The factor is 2 / n, not 1 / n, because an estimate from one rounding is less
+                # certain than from two.
                 noise = 2 / len(roundings) * sum(error * error for error in errors)
                 weights.append(1 / (noise + _NEGLIGIBLE**2))
         return cls(tuple(right), changes(with_mistake), tuple(weights))
@@ -73,7 +74,7 @@ class Pattern:
             observed: The log-probabilities of the pattern's tokens.
 
         Raises:
-            ValueError: The mistake changes nothing on these prompts.
+            ValueError: The mistake does not change any log-probability of these prompts.
         """
         if not self.size > 0.0:
             raise ValueError("this mistake changes nothing on these prompts")
@@ -83,7 +84,7 @@ class Pattern:
     def noise(self) -> float:
         """Return the standard deviation of the share that rounding alone causes.
 
-        Infinite if the mistake changes nothing; 0 if the engine does not round.
+        The result is infinite if the mistake changes nothing, and 0 if the engine does not round.
         """
         if not self.size > 0.0:
             return math.inf

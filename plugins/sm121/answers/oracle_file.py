@@ -24,10 +24,10 @@ FORMAT: Literal[1] = 1
 
 
 class OraclePosition(Record):
-    """The likeliest tokens at one position, likeliest first."""
+    """The likeliest tokens at one position, in descending order of their probabilities."""
 
     ids: list[int]
-    #: Their log-probabilities.
+    #: The log-probabilities of these tokens.
     values: list[float]
 
 
@@ -35,9 +35,10 @@ class Scored(Record):
     """One scored prompt of T tokens."""
 
     tokens: int
-    #: The log-probability of each prompt token but the first, [T - 1]; empty for a long prompt.
+    #: The log-probability of each prompt token except the first, [T - 1]; empty for a long prompt.
     following: list[float]
-    #: The likeliest tokens after each prompt token; for a long prompt, only after the last one.
+    #: The likeliest next tokens after each prompt token. For a long prompt, only after the last
+    #: token.
     places: list[OraclePosition]
     #: The ids of the greedily generated tokens.
     generated: list[int] = Field(default=[])
@@ -46,7 +47,7 @@ class Scored(Record):
 
 
 class OracleFile(Record):
-    """The file of ``sm121 golden``. Log-probabilities are in nats."""
+    """The file that ``sm121 golden`` writes. Log-probabilities are in nats."""
 
     format: Literal[1] = FORMAT
     #: The version of the suite.
@@ -58,31 +59,31 @@ class OracleFile(Record):
     #: A digest of tokenizer.json; null if the checkpoint has none.
     tokenizer: str | None
     prompts_digest: str
-    #: The formats that the oracle computed with (`sm121.oracles.formats`).
+    #: The formats with which the oracle computed (`sm121.oracles.formats`).
     rounding: str = "checkpoint"
     #: The dtype of the arithmetic.
     dtype: str
     #: The duration of the computation, in seconds.
     seconds: float
-    #: The results by the name of the prompt.
+    #: The results for each prompt; the keys are the prompts' names.
     prompts: dict[str, Scored]
-    #: `Scored.following` by the rounding of a correct engine, then by prompt.
+    #: `Scored.following` for each rounding of a correct engine, and each prompt.
     rounded: dict[str, dict[str, list[float]]]
-    #: `Scored.generated_places` by the rounding of a correct engine, then by prompt, at the
+    #: `Scored.generated_places` for each rounding of a correct engine, and each prompt, at the
     #: positions that the intact model generated.
     rounded_places: dict[str, dict[str, list[OraclePosition]]]
-    #: `Scored.following` by mistake, then by its prompts (`SMALL_MISTAKES`).
+    #: `Scored.following` for each small mistake, and each of its prompts (`SMALL_MISTAKES`).
     mistakes: dict[str, dict[str, list[float]]] = Field(default={})
-    #: `Scored.following` by the formats of a server with a wrong rounding, then by
+    #: `Scored.following` for each set of formats of a server with a wrong rounding, and each of
     #: `ROUNDING_PROMPTS`.
     other_roundings: dict[str, dict[str, list[float]]] = Field(default={})
-    #: Results without any rounding: the exams, long prompts of other lengths, and, if ``rounding``
-    #: is not ``checkpoint``, the prompts.
+    #: The results without any rounding, for the exams and long prompts of other lengths. If
+    #: ``rounding`` is not ``checkpoint``, also for the prompts.
     exact: dict[str, Scored] = Field(default={})
 
     @property
     def unrounded(self) -> dict[str, Scored]:
-        """The results without any rounding, by the name of the text."""
+        """The results without any rounding; the keys are the names of the texts."""
         if self.rounding != CHECKPOINT:
             return self.exact
         return {**self.prompts, **self.exact}
@@ -112,7 +113,7 @@ def load(path: Path) -> OracleFile:
         path: The path.
 
     Raises:
-        UsageError: It is no such file, or was made by a release with other prompts.
+        UsageError: The file is not such a file, or was made by a release with other prompts.
     """
     file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != prompts_digest():
@@ -124,14 +125,14 @@ def load(path: Path) -> OracleFile:
 
 
 def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
-    """Return the shipped file for the canary in BF16, which takes a minute to compute.
+    """Return the shipped file for the canary in BF16, which would take a minute to compute.
 
     Args:
         checkpoint: The checkpoint.
         formats: The rounding.
 
     Returns:
-        The file; None if none is shipped for this checkpoint, these formats and these prompts.
+        The file; None if there is none for this checkpoint, these formats and these prompts.
     """
     name = "oracle.json" if formats == "checkpoint" else f"oracle-{formats}.json"
     shipped_file = files("sm121.fixtures") / "canary" / name

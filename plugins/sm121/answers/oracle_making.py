@@ -1,4 +1,4 @@
-"""The computation of the oracle's file for a checkpoint, and the cache of these files."""
+"""Compute the oracle's file for a checkpoint, and cache these files."""
 
 import contextlib
 import dataclasses
@@ -53,7 +53,8 @@ def make(
         rounding: The formats in which the checkpoint is served.
         depths: Lengths in tokens of additional long prompts.
         device: A device of PyTorch.
-        kept: A folder for the state of the computation, to resume it if it was interrupted.
+        kept: A folder in which the state of the computation is stored, so that an interrupted
+            computation can be resumed.
         say: Called with the number of completed steps and the total number of steps.
 
     Returns:
@@ -110,7 +111,7 @@ class _Results:
     """The results of all texts; the fields are those of `OracleFile`."""
 
     prompts: dict[str, Scored]
-    #: The results by the rounding of a correct engine, then by prompt.
+    #: The results for each rounding of a correct engine, and each prompt.
     rounded: dict[str, dict[str, Scored]]
     mistakes: dict[str, dict[str, list[float]]]
     other_roundings: dict[str, dict[str, list[float]]]
@@ -123,7 +124,7 @@ def _results(
     rounding: Rounding,
     exact_texts: "Mapping[str, _ExactText]",
 ) -> _Results:
-    """Assign the results, which are in the order of `_texts` and `_exact_texts`."""
+    """Convert results, in the order of `_texts` and `_exact_texts`, to the fields of the file."""
     prompts = _take_scored(scored, fixed)
     rounded = {way: _take_scored(scored, fixed) for way in _correct_roundings(rounding)}
     long_name, long_ids = oracle_texts.long_prompt()
@@ -161,7 +162,7 @@ def _take_following(results: "Iterator[Scores]", names: Iterable[str]) -> dict[s
 
 
 def _correct_roundings(formats: Rounding) -> dict[str, Rounding]:
-    """Return the possible roundings of correct engines that serve these formats, by name.
+    """Return the possible roundings of correct engines that serve these formats, with their names.
 
     If activations are rounded to few bits, float32 arithmetic sometimes rounds to another value
     than exact arithmetic.
@@ -179,7 +180,7 @@ def _texts(
 ) -> "list[Text]":
     """Return the texts that the oracle scores.
 
-    These are the prompts in exact arithmetic and with each rounding of correct engines, the long
+    They are the prompts in exact arithmetic and with each rounding of correct engines, the long
     prompt, the prompts of each small mistake, and the prompts with other formats.
     """
     from sm121.oracles.scores import Text
@@ -272,7 +273,8 @@ def kept_or_made(
         rounding: The formats in which the checkpoint is served.
         folder: The folder of the cache.
         say: As in `make`.
-        anew: Ignore shipped and cached files, since any user may have written the cached one.
+        anew: Whether to ignore shipped and cached files, because any user may have written a cached
+            one.
 
     Raises:
         ValueError: As in `make`.
@@ -296,25 +298,25 @@ def kept_or_made(
                 return stored
         partial = None if anew else file.with_suffix(".partial")
         made = make(checkpoint, rounding, kept=partial, say=say)
-        with contextlib.suppress(OSError):  # such as a full disk: the next run computes it again
+        with contextlib.suppress(OSError):  # a full disk: the next run computes it again
             save(made, file)
         return made
 
 
 def _read_kept(file: Path) -> OracleFile | None:
-    """Return a cached file; None if there is no usable one."""
+    """Return a cached file; None if it does not exist or is not usable."""
     if not file.is_file():
         return None
     try:
         stored = load(file)
-    except UsageError:  # of another release, or incomplete
+    except UsageError:  # the file is of another release, or incomplete
         return None
     # Files of earlier releases lack the results without rounding.
     return stored if stored.exact else None
 
 
 def _key(checkpoint: Path, rounding: str) -> str:
-    """Return a cache key of a checkpoint, from its path and its files' sizes and times."""
+    """Return a cache key for a checkpoint, made from its path and its files' sizes and times."""
     stats = []
     for file in sorted(checkpoint.iterdir()):
         if file.suffix in (".safetensors", ".json"):

@@ -1,4 +1,4 @@
-"""The fixed texts that the oracle scores, and the small mistakes whose effect it has computed."""
+"""The fixed texts that the oracle scores, and the small mistakes whose effects it computes."""
 
 import dataclasses
 import functools
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: Number of tokens that the model generates after each prompt.
 GENERATED = 12
-#: Number of tokens of the long prompt: together with the generated tokens, more than YaRN's
-#: original 4096 positions and more than 32 blocks of 128.
+#: The number of tokens of the long prompt. With the generated tokens, it exceeds YaRN's original
+#: 4096 positions, and 32 blocks of 128 tokens.
 LONG_PROMPT_TOKENS = 4090
 
 
@@ -25,12 +25,12 @@ class NamedPrompt(NamedTuple):
     """A fixed prompt."""
 
     name: str
-    #: Ids of the real vocabulary.
+    #: The token ids, from gpt-oss's own vocabulary.
     ids: list[int]
 
 
 def prompts() -> list[NamedPrompt]:
-    """Load the fixed prompts: some are shorter, some longer than the sliding window."""
+    """Load the fixed prompts. Some are shorter and some are longer than the sliding window."""
     text = (files("sm121.fixtures") / "canary" / "prompts.json").read_text("utf-8")
     entries = json.loads(text)["prompts"]
     return [NamedPrompt(entry["name"], entry["token_ids"]) for entry in entries]
@@ -44,10 +44,11 @@ def long_prompt(tokens: int = LONG_PROMPT_TOKENS) -> NamedPrompt:
 
 
 class ExamText(DataTable):
-    """The facts of an exam as one chat, with the correct answer after each question."""
+    """The section ``facts`` of an exam as one chat, with the correct answer after each question."""
 
     token_ids: tuple[int, ...]
-    #: By question: the index of the first token of its answer, and of the first token after it.
+    #: For each question, the index of the first token of its answer, and of the first token after
+    #: the answer.
     answers: dict[str, tuple[int, int]]
 
     @property
@@ -57,7 +58,7 @@ class ExamText(DataTable):
 
 
 def exams() -> dict[str, ExamText]:
-    """Load the text of each shipped exam, by the exam's name."""
+    """Load the text of each shipped exam; the keys are the exams' names."""
     text = (files("sm121.fixtures") / "answers" / "right-answers.json").read_text("utf-8")
     return {name: ExamText.model_validate(table) for name, table in json.loads(text).items()}
 
@@ -103,7 +104,7 @@ class SmallMistake(NamedTuple):
     prompts: tuple[str, ...]
 
 
-#: Prompts that show the rounding of each part.
+#: Prompts from whose answers the rounding of each part can be determined.
 ROUNDING_PROMPTS = ("tool call", "mixture of 300")
 _PAST_THE_WINDOW = ("tool call", "mixture of 300", "mixture of 600")
 SMALL_MISTAKES = {

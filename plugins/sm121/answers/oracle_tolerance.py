@@ -21,29 +21,31 @@ _Bound = TypeVar("_Bound")
 
 #: A token with a log-probability above this counts as likely.
 _LIKELY = math.log(0.5)
-#: The tolerance is the difference between the oracle with and without the engine's rounding, times
-#: a margin: another order of the same roundings gives other errors, and the largest error varies
-#: most. Measured for the mean: 0.77 (vLLM 0.32 on the CPU, canary), 0.94 (the same at gpt-oss's
-#: width), 0.87 (vLLM 0.24, Marlin, the full shape of gpt-oss-120b).
+#: The tolerance is the difference between the oracle with and without the engine's rounding,
+#: multiplied by a margin. The margin is needed because another order of the same roundings gives
+#: other errors; the largest error varies most. The mean error of correct engines, relative to that
+#: difference, was 0.77 (vLLM 0.32 on the CPU, canary), 0.94 (the same with gpt-oss's width), and
+#: 0.87 (vLLM 0.24, Marlin, the full shape of gpt-oss-120b).
 _MARGIN_OF_MEAN = 1.25
-#: The same for the mean of likely tokens. Measured: up to 1.0.
+#: The margin for the mean over likely tokens. Correct engines reached 1.0.
 _MARGIN_OF_LIKELY_MEAN = 1.5
-#: The same for the largest difference. Measured: up to 2.6 (generated tokens).
+#: The margin for the largest difference. Correct engines reached 2.6 (generated tokens).
 _MARGIN_OF_LARGEST = 3.0
-#: If rounding causes a larger mean difference in nats, it would hide mistakes. At gpt-oss-120b's
-#: shape, it causes 0.04 (BF16) and 0.055 (W4A8).
+#: If rounding causes a larger mean difference than this, in nats, it would hide mistakes. With the
+#: shape of gpt-oss-120b, it causes 0.04 (BF16) and 0.055 (W4A8).
 _TOO_COARSE = 0.2
 
 
 @dataclass(frozen=True)
 class LogProbabilityDifference:
-    """|server - oracle| in nats over the tokens of a prompt; position 0 is the second token."""
+    """|server - oracle| in nats, over the tokens of a prompt. Position 0 is the second token."""
 
     max_abs: float
     mean_abs: float
     #: The position of the largest difference.
     worst_position: int
-    #: The largest difference over tokens with a probability above 0.5 (oracle); 0 without any.
+    #: The largest difference over tokens to which the oracle gives a probability above 0.5; 0 if
+    #: there are none.
     likely_max_abs: float
     likely_mean_abs: float
 
@@ -55,7 +57,7 @@ class LogProbabilityDifference:
             means: Whether to also compare the means.
 
         Returns:
-            A fact per exceeded bound.
+            A fact for each exceeded bound.
         """
         mean = tolerance.mean_abs if means else None
         likely_mean = tolerance.likely_mean_abs if means else None
@@ -80,7 +82,7 @@ def compare(observed: Sequence[float], expected: Sequence[float]) -> LogProbabil
         expected: The log-probabilities of the oracle.
 
     Returns:
-        The difference; a value that is not finite counts as an infinite difference.
+        The difference. A value that is not finite counts as an infinite difference.
     """
     errors = []
     likely = []
@@ -118,8 +120,8 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
 
     Args:
         server: The server.
-        intact: The checkpoint that the server should serve (``--reference``); None: the checkpoint
-            with which a managed server was started.
+        intact: The checkpoint that the server should serve (``--reference``). If None, the
+            checkpoint with which the suite started the server.
 
     Raises:
         NotRun: The checkpoint is unknown or not on this machine, or torch or safetensors is not
@@ -152,8 +154,8 @@ def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleR
 
     The tolerance for float32 comes from the profile. The tolerance for BF16 is computed from the
     difference between the oracle in exact arithmetic and in BF16. If the server rounds activations
-    to few bits, float32 arithmetic sometimes rounds to another value than exact arithmetic; the
-    effect of that is added to the profile's tolerance.
+    to few bits, float32 arithmetic sometimes rounds to another value than exact arithmetic. The
+    effect of this is added to the profile's tolerance.
 
     Args:
         file: The oracle's file.
@@ -178,7 +180,9 @@ def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleR
 def widened(
     stated: LogProbabilityTolerance, computed: LogProbabilityTolerance
 ) -> LogProbabilityTolerance:
-    """Return the stated tolerance plus twice the computed one, which is based on few positions.
+    """Return the stated tolerance plus twice the computed one.
+
+    The factor is 2, because the computed tolerance is based on few positions.
 
     Args:
         stated: The tolerance of the profile.
@@ -228,7 +232,7 @@ def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, nam
     """Return the entry of a profile's table for the dtype of the server.
 
     Args:
-        table: The table, by dtype.
+        table: The table, with dtypes as keys.
         server: The server.
         profile: The profile.
         name: The name of the table in ``correctness``.
@@ -251,8 +255,8 @@ def dtype_of(server: Server, profile: Profile) -> str:
 
     Args:
         server: The server.
-        profile: The profile. Its configuration under test determines the dtype of an attached
-            server.
+        profile: The profile. For an attached server, the dtype is that of the profile's
+            configuration under test.
     """
     arguments = engine_arguments.parse_options(profile.arguments_of(server.configuration))
     return arguments.get("dtype", "auto")

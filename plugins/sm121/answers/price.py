@@ -1,8 +1,8 @@
-"""The price of a server's rounding: how much accuracy it costs.
+"""Measure the price of a server's rounding, that is, how much accuracy it costs.
 
-The answers are compared with the checkpoint's own mathematics: the oracle without any rounding. The
-texts are fixed, so the values themselves are compared with gates. An interval shows how much the
-values may differ on other texts.
+The answers are compared with the checkpoint's own mathematics: the oracle without any rounding.
+Because the texts are fixed, gates apply to the values themselves, and not to intervals. The
+interval shows how much the values may differ for other texts.
 """
 
 import math
@@ -24,40 +24,41 @@ from sm121.oracles.formats import Rounding
 
 #: Depths in tokens at which the price is also measured, if the reference contains them.
 DEPTHS = (8192, 32768)
-#: Number of likeliest tokens requested per position: as many as the reference contains.
+#: The number of likeliest tokens to request for each position. The reference contains as many.
 _TOP = 20
 #: Two evaluations of one log-softmax in float32 differ by less than this, in nats.
 _ROUNDING = 1e-3
-#: The divergence, in nats, of a position where the server and the checkpoint list no common token.
-#: This is the divergence if the server gives a total probability of 1e-6 to the checkpoint's likely
-#: tokens.
+#: The divergence to assume, in nats, for a position at which the server and the checkpoint list no
+#: common token. It is the divergence if the server gives the checkpoint's likely tokens a total
+#: probability of 1e-6.
 _APART = -math.log(1e-6)
 
 
 class ServedPlace(NamedTuple):
     """One position of a text."""
 
-    #: The likeliest tokens, by the checkpoint's own mathematics.
+    #: The likeliest tokens according to the checkpoint's own mathematics.
     expected: OraclePosition
-    #: The log-probabilities that the server reports, by token id.
+    #: The log-probabilities that the server reports; the keys are token ids.
     served: Mapping[int, float]
 
 
 class PriceSamples(NamedTuple):
     """The samples of a price."""
 
-    #: By metric (`PRICES`): one sample per prompt or question; at a depth, one per token.
+    #: The samples of each metric in `PRICES`: one for each prompt or question; at a depth, one for
+    #: each token.
     samples: dict[str, list[float]]
-    #: By metric without samples: the reason.
+    #: For each metric without samples, the reason.
     reasons: dict[str, str]
 
 
 def refuse_rounded(file: OracleFile, origin: Path) -> None:
-    """Reject a file without the checkpoint's own mathematics.
+    """Reject a file that has no results without rounding.
 
     Args:
         file: The oracle's file.
-        origin: Its path, for the message.
+        origin: The path of the file, for the message.
 
     Raises:
         UsageError: All results in the file are rounded.
@@ -122,7 +123,7 @@ def gates(prices: Iterable[Price], rounding: Rounding | None) -> dict[str, Gate]
         rounding: The rounding; None if it is unknown, so that no gates apply.
 
     Returns:
-        The gates by metric.
+        The gates; the keys are the metrics.
     """
     if rounding is None:
         return {}
@@ -140,7 +141,9 @@ def _places_of_prompt(asker: Asker, ids: Sequence[int], scored: Scored) -> list[
 
 
 def _places_at_depth(asker: Asker, file: OracleFile, depth: int) -> list[ServedPlace]:
-    """Return the positions after a long prompt, where each follows the reference's tokens.
+    """Return the positions after a long prompt.
+
+    The tokens before each position are the reference's.
 
     If the server generates another token, the rest is requested again after the reference's token.
     """
@@ -164,9 +167,9 @@ def _places_at_depth(asker: Asker, file: OracleFile, depth: int) -> list[ServedP
 
 
 def _by_id(position: Position) -> dict[int, float]:
-    """Return the log-probabilities of a position by token id.
+    """Return the log-probabilities of a position; the keys are token ids.
 
-    Raises NotRun if the engine names tokens by their texts.
+    Raises NotRun if the engine identifies tokens only by their texts.
     """
     by_id = {}
     for name, value in {position.token: position.log_probability, **position.top}.items():
@@ -180,7 +183,7 @@ def _by_id(position: Position) -> dict[int, float]:
 
 
 def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
-    """Return how much likelier each correct answer is for the server than for the checkpoint."""
+    """Return each correct answer's log-probability: the server's minus the checkpoint's."""
     answer = asker.ask(Request(tuple(text.token_ids), 1, prompt_log_probabilities=True))
     served = asker.need(answer.prompt_log_probabilities, "prompt_logprobs")
     changes = []
@@ -194,8 +197,9 @@ def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
 def _divergence(place: ServedPlace) -> float:
     """Return KL(checkpoint || server) over the common tokens and one class of all others.
 
-    The result is a lower bound of the full divergence. It is infinite if a log-probability is no
-    number or if the server's probabilities sum to more than 1, which would otherwise go unnoticed.
+    The result is a lower bound of the full divergence. It is infinite if a log-probability is not a
+    number, or if the server's probabilities sum to more than 1, because these faults would
+    otherwise go unnoticed.
     """
     reference, served = place
     expected = dict(zip(reference.ids, reference.values, strict=True))
@@ -209,7 +213,7 @@ def _divergence(place: ServedPlace) -> float:
 
 
 def _likeliest(place: ServedPlace) -> float:
-    """Return 100 if the likeliest token is the checkpoint's, else 0."""
+    """Return 100 if the server's likeliest token is also the checkpoint's, else 0."""
     reference, served = place
     likeliest = max(served, key=served.__getitem__, default=None)
     return 100.0 if likeliest == reference.ids[0] else 0.0

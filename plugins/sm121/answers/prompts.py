@@ -16,7 +16,7 @@ class Prompt(DataTable):
     text: str = Field(min_length=1)
     #: The number of tokens of the continuation.
     tokens: int = Field(ge=1)
-    #: False if the correct continuation repeats itself.
+    #: Whether the continuation should not repeat itself.
     varied: bool = True
 
 
@@ -29,7 +29,7 @@ class PromptSet(DataTable):
 
     @property
     def sha256(self) -> str:
-        """The hash of all fields."""
+        """The SHA-256 hash of all fields."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Published scores, measured by lm-evaluation-harness with data sets on this machine.
+"""Compare published scores with results of lm-evaluation-harness, with data sets on this machine.
 
 Source: https://github.com/EleutherAI/lm-evaluation-harness, docs/interface.md and API_guide.md.
 """
@@ -21,10 +21,10 @@ from sm121.core.server import Endpoint
 from sm121.core.unmet import Fact, Unmet, require_each
 from sm121.core.verdict import Inconclusive, NotRun
 
-#: Number of concurrent questions: a GB10 answers four in little more time than one.
+#: The number of concurrent questions. A GB10 answers four in little more time than one.
 _CONCURRENCY = 4
-#: Variables of the harness: no downloads, no proxy, and no progress bars, which would push an error
-#: message out of the truncated output.
+#: Environment variables of the harness. They prevent downloads, the use of a proxy, and progress
+#: bars, which would push an error message out of the truncated output.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -44,7 +44,7 @@ def refuse_without_harness(python: Path) -> None:
         python: The path of the interpreter.
 
     Raises:
-        UsageError: The path is no Python interpreter, or lm_eval is not installed in it.
+        UsageError: The path is not a Python interpreter, or lm_eval is not installed in it.
     """
     code = "import importlib.util as u, sys; sys.exit(u.find_spec('lm_eval') is None)"
     try:
@@ -72,7 +72,7 @@ def judge_scores(
         python: A Python with lm_eval.
         endpoint: The server.
         folder: The folder for the files of the harness.
-        remark: Receives the figures of each score.
+        remark: Called with a text with the figures of each score.
 
     Raises:
         Unmet: A score is too low, or the server does not answer.
@@ -89,7 +89,7 @@ def judge_scores(
             share = _measure(score, python, endpoint, folder)
         except NotRun as error:
             raise NotRun(f"{about}: {error}") from error
-        except (child.TookTooLong, Inconclusive) as error:  # The server hangs or is slow.
+        except (child.TookTooLong, Inconclusive) as error:  # the server hangs or is slow
             fact = Fact(f"an end within {score.within_s:.0f} s", f"{error}", about)
             raise Inconclusive(fact) from error
         remark(f"{about}: {share or 'no answers'}; {score.source}")
@@ -104,7 +104,8 @@ def judge_scores(
 def _measure(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:
     """Return the fraction of correct answers; None if the server did not answer.
 
-    Raises NotRun if a package or data set is missing on this machine, and TookTooLong.
+    Raises NotRun if a package or data set is missing on this machine, and TookTooLong after the
+    time limit.
     """
     log = folder / f"{score.task}.log"
     tasks = Path(f"{files('sm121.fixtures') / 'scores'}")
@@ -141,7 +142,8 @@ def _command(
         f"model={endpoint.served_name},num_concurrent={_CONCURRENCY},max_retries=2,"
         f"timeout={score.within_s:.0f},base_url={endpoint.base_url}/v1/chat/completions"
     )
-    # OpenAI's sampling parameters. Without the task's stop words, which reasoning may contain.
+    # Use OpenAI's sampling parameters, and no stop words of the task, because reasoning may contain
+    # them.
     sampling: dict[str, object] = {
         "reasoning_effort": score.effort,
         "max_gen_toks": score.answer_tokens,

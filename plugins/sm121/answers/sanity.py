@@ -1,7 +1,8 @@
-"""Signs of a broken engine in a text, without knowing the correct text.
+"""Detect signs of a broken engine in a text, without knowledge of the correct text.
 
-Each detector returns a description of its sign, or None. The detectors are designed for texts that
-do not repeat themselves (a list, an answer): a correct one shows none of the signs.
+Each detector returns a description of its sign, or None. The detectors are for texts that should
+not repeat themselves, for example a list or an answer. A correct text of this kind shows none of
+the signs.
 """
 
 import itertools
@@ -9,23 +10,23 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-#: Characters that broken kernels output: cutlass-dsl 4.5.0 on sm_121a `!!!!`, llama.cpp on GB10
-#: `????`.
+#: Characters that broken kernels output: `!!!!` (cutlass-dsl 4.5.0 on sm_121a), `????` (llama.cpp
+#: on GB10).
 _JUNK = "!?"
-#: Minimum number of consecutive junk characters.
+#: This many consecutive junk characters are a sign.
 _JUNK_RUN = 8
-#: Minimum number of consecutive repetitions of one token.
+#: This many consecutive repetitions of one token are a sign.
 _TOKEN_RUN = 12
-#: Minimum number of repetitions of a cycle at the end of a text.
+#: This many repetitions of a cycle at the end of a text are a sign.
 _CYCLE_REPEATS = 6
 #: Maximum number of tokens of a cycle.
 _LONGEST_CYCLE = 16
-#: Minimum number of tokens for judging a text by its variety.
+#: The variety is judged only in texts of at least this many tokens.
 _ENOUGH = 24
-#: Minimum number of different tokens as a fraction of all tokens.
+#: A smaller number of different tokens, as a fraction of all tokens, is a sign.
 _LEAST_VARIETY = 0.12
-#: Minimum mean log-probability of greedy tokens in nats, and the minimum number of tokens for this
-#: check.
+#: A lower mean log-probability of greedy tokens, in nats, is a sign. The second number is the
+#: minimum number of tokens for this check.
 _LEAST_LIKELIHOOD = math.log(0.02)
 _ENOUGH_LIKELIHOODS = 4
 

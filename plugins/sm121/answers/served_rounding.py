@@ -1,8 +1,8 @@
-"""Determines how a server rounds values, in addition to the checkpoint's own quantisation.
+"""Determine how a server rounds values, in addition to the checkpoint's own quantisation.
 
 The formats come from the server's kernel path, its arguments, or the required path of its
-configuration. The oracle then rounds in the same way. A format that none of them shows is not
-guessed.
+configuration. The oracle then rounds in the same way. If none of these sources shows a format, the
+format is not guessed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,18 +21,18 @@ from sm121.engines.requantised import served_layers
 from sm121.evidence.kernel_path import KernelPath
 from sm121.oracles.formats import CHECKPOINT, Rounding
 
-#: KV-cache dtypes that need no further rounding: the cache has the format of the arithmetic.
+#: KV-cache dtypes without further rounding, because the cache has the format of the arithmetic.
 _PLAIN_CACHES = ("auto", "bfloat16", "float32", "float16", "bf16", "f16", "f32")
 
 
 class _Row(DataTable):
-    """A row of ``fixtures/roundings.toml``: how a part of the model in a format is rounded."""
+    """How engines round a part of the model in a format: a row of ``fixtures/roundings.toml``."""
 
     part: Literal["dense", "kv", "experts"]
     #: A pattern for the format.
     when: Regex
     attention: Regex | None = None
-    #: The name of a build.
+    #: The name of the only build to which the row applies; None for all builds.
     build: str | None = None
     versions: Versions = ""
     rounding: str
@@ -54,19 +54,19 @@ class _Row(DataTable):
 def served_rounding(
     server: Server, profile: Profile, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """Return the formats that a server computes with; the arithmetic itself counts as exact.
+    """Return the formats with which a server computes. The arithmetic itself counts as exact.
 
-    A format comes from the kernel path. If the kernel path does not show it, it comes from the
-    server's arguments, or else from the required path of the profile's configuration.
+    A format is taken from the kernel path. If the kernel path does not show it, it is taken from
+    the server's arguments, or else from the required path of the profile's configuration.
 
     Args:
         server: The server.
         profile: The profile.
         path: The kernel path of the server.
-        config: The config.json of its model.
+        config: The config.json of the served model.
 
     Raises:
-        NotRun: A format is unknown; the message names the option that states it.
+        NotRun: A format is unknown. The message names the option with which the user can state it.
     """
     options = engine_arguments.parse_options(profile.arguments_of(server.configuration))
     return rounding_of(options, profile.path_of(profile.under_test), path, config)
@@ -81,7 +81,7 @@ def rounding_of(
         options: The arguments of the server (`engine_arguments.parse_options`).
         required: The required path of the configuration.
         path: The kernel path of the server.
-        config: The config.json of its model.
+        config: The config.json of the served model.
 
     Raises:
         NotRun: A format is not shown.
@@ -89,7 +89,10 @@ def rounding_of(
     identity = builds.identity(path.log.version, build=path.log.build)
 
     def find_rounding(part: str, formats: Iterable[str]) -> str:
-        """Return the rounding of a part whose format is one of several; all must round alike."""
+        """Return the rounding of a part.
+
+        If several formats are possible, all must have the same rounding.
+        """
         values = {_find_rounding(part, form, path.attention, identity) for form in formats}
         if len(values) > 1:
             raise _not_shown(part, f"which of {', '.join(formats)} runs")
