@@ -75,6 +75,19 @@ def test_a_project_that_does_not_enable_the_suite_has_nothing_of_it(project):
     assert not (project / "conformance-report").exists()
 
 
+@pytest.mark.parametrize("fixture", ["server", "client", "kernels"])
+def test_a_fixture_of_the_suite_without_a_level_is_one_line(project, fixture):
+    code = f"def test_it({fixture}):\n    pass\n"
+    (project / "test_our_change.py").write_text(code)
+    done = run(project, "--arch", "cpu")
+    assert done.returncode == 1, done.stdout
+    lines = done.stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("fixtures of the suite")]
+    assert "got a test without one. Add for example @pytest.mark.smoke and" in line, line
+    assert "llm_server" in line and "Traceback" not in done.stdout, done.stdout
+    assert "plugins/sm121" not in done.stdout and "NotRun" not in done.stdout, done.stdout
+
+
 def test_documented_blocks_are_functions_of_the_project():
     """Documented blocks are functions of this project."""
     text = (ROOT / "docs" / "python-api.md").read_text()

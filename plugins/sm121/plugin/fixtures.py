@@ -50,7 +50,12 @@ def conformance(pytestconfig: pytest.Config) -> Session:
     """The conformance run: settings, target, report directory."""
     run = pytestconfig.stash.get(SESSION, None)
     if run is None:
-        raise NotRun("no conformance run is open; only tests with a level marker can use it")
+        pytest.fail(
+            "fixtures of the suite: expected a test with the marker of a level, got a test without "
+            "one. Add for example @pytest.mark.smoke and @pytest.mark.applies_to('cpu', 'gpu'), or "
+            "use llm_server, the server of the plugin pytest_llm_server",
+            pytrace=False,
+        )
     return run
 
 
