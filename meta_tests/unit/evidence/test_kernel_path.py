@@ -12,7 +12,7 @@ from meta_tests.logs import lines_of, proofs, read_lines, stated
 from sm121.core import profile
 from sm121.core.data_file import DataFileError
 from sm121.evidence import log_lines, log_message
-from sm121.evidence.kernel_path import mistaken_environment, read_log, shown
+from sm121.evidence.kernel_path import LogReader, mistaken_environment, read_log, shown
 from sm121.evidence.signatures import load_signatures
 from sm121.run.paths import KernelPaths
 
@@ -350,3 +350,24 @@ def test_values_that_the_engine_does_not_log_are_not_judged(tmp_path, name, chan
     lines = [line for line in lines if ": expected" in line and "variables" not in line]
     assert len(lines) == len(wrong), lines
     assert all(line.startswith(text) for line, text in zip(lines, wrong, strict=True))
+
+
+def test_lines_of_metrics_are_read_once(monkeypatch, tmp_path):
+    """A server that ran for a week has 60,000 of them."""
+    start = "(APIServer pid=1) INFO 11-20 10:00:01 [utils.py:293] vLLM API server version 0.32.0"
+    metrics = (
+        "(APIServer pid=1) INFO 11-20 10:01:{:02d} [loggers.py:248] Engine 000: Avg prompt "
+        "throughput: {}.4 tokens/s, Avg generation throughput: 30.1 tokens/s, Running: 1 reqs, "
+        "Waiting: 0 reqs, GPU KV cache usage: 0.1%, Prefix cache hit rate: 21.0%"
+    )
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([start, *(metrics.format(at, at) for at in range(60))]) + "\n")
+    taken = []
+    take = LogReader.take
+    monkeypatch.setattr(
+        LogReader,
+        "take",
+        lambda reader, line: (taken.append(line.text), take(reader, line)),
+    )
+    read_log(log)
+    assert 2 <= len(taken) <= 4, taken
