@@ -2,6 +2,8 @@
 
 import http.server
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +92,14 @@ def health(url: str, *options: str) -> tuple[int, float]:
     started = time.monotonic()
     status = cli.main(["health", url, "--within", f"{WITHIN_S:g}", *options])
     return status, time.monotonic() - started
+
+
+@pytest.mark.parametrize("output", [">&-", "| true"], ids=["closed", "without-a-reader"])
+def test_the_exit_status_does_not_depend_on_the_output(output):
+    command = f'set -o pipefail; "{sys.executable}" -m sm121 health "$0" {output}'
+    with serving("healthy") as url:
+        done = subprocess.run(["bash", "-c", command, url], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("suffix", ["", "/v1", "/"])

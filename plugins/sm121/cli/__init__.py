@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import ModuleType
 
 from sm121 import __version__
 from sm121.cli import gate, judge, look, more
-from sm121.cli.command import EXIT_USAGE, Commands
+from sm121.cli.command import EXIT_USAGE, Commands, drop_output
 from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import Sm121Error
 from sm121.core.files import cause_of
@@ -64,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         status: int = options.run(options) or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:  # Python sets None if the caller closed it
+            sys.stdout.flush()
     except InvalidArgumentsError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sm121 {options.command}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         return _UNREAD
     except OSError as error:
         print(f"sm121 {options.command}: {_unusable(error)}", file=sys.stderr)
@@ -87,13 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return EXIT_USAGE
     return status
-
-
-def _drop_output() -> None:
-    """Let Python write the rest of the output nowhere, as its last flush would fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def _unusable(error: OSError) -> str:

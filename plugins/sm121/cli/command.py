@@ -1,6 +1,8 @@
 """Functions that add a subcommand to ``sm121`` and print its progress."""
 
 import argparse
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, TextIO, TypeAlias
@@ -12,6 +14,28 @@ Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
 #: The exit status of a usage error; pytest has the same.
 EXIT_USAGE = 4
+
+
+def drop_output() -> None:
+    """Send the rest of the output nowhere after its reader has gone.
+
+    Otherwise Python's last flush fails again, and changes the exit status.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def print_if_read(line: str) -> None:
+    """Print a line of which the exit status is independent, even if its reader has gone.
+
+    Args:
+        line: The line.
+    """
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        drop_output()
 
 
 def command(commands: Commands, name: str, run: Command, summary: str) -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from sm121.cli import evidence
-from sm121.cli.command import Commands, command
+from sm121.cli.command import Commands, command, print_if_read
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
@@ -71,7 +71,7 @@ def _health(options: argparse.Namespace) -> int:
     key = given_key.api_key(lambda _option: None)
     result = health.check(options.url, within_s=within_s, api_key=key, model=options.model)
     word = "healthy" if result.healthy else "UNHEALTHY"
-    print(f"{word}: {printable(result.message)}", flush=True)
+    print_if_read(f"{word}: {printable(result.message)}")
     return 0 if result.healthy else 1
 
 
