@@ -198,6 +198,22 @@ def test_an_option_of_theirs_is_one_line_with_its_file(project, run, folder):
 
 
 @needs("pytest", "9", "it ignores the options of a conftest.py below the root")
+@pytest.mark.parametrize("named_by", ["-p", "conftest.py"])
+def test_an_option_of_another_plugin_is_one_line(project, run, named_by):
+    (project / "theirs.py").write_text(THEIRS)
+    words = ["-p", "theirs"]
+    if named_by == "conftest.py":
+        (project / "conftest.py").write_text("pytest_plugins = ['theirs']\n")
+        words = []
+    done = run(*words, PYTHONPATH=str(project))
+    (line,) = [line for line in done.stdout.splitlines() if line.strip()]
+    assert done.returncode == 4 and line.startswith("ERROR: "), done.stdout
+    assert "expected an option of another name than --arch" in line
+    assert "-p no:pytest_gpu_arch" in line
+    done = run(*words, "-p", "no:pytest_gpu_arch", PYTHONPATH=str(project))
+    assert done.returncode == 1 and "Traceback" not in done.stdout, done.stdout
+
+
 def test_a_worker_shows_the_line_in_the_place_of_a_traceback(project, run):
     (project / "below").mkdir()
     (project / "below" / "conftest.py").write_text(THEIRS)

@@ -224,6 +224,20 @@ def test_an_option_of_theirs_with_a_name_of_the_plugin_is_one_line(project):
     assert done.returncode == 4 and line.startswith(expected), line
 
 
+@pytest.mark.parametrize("named_by", ["-p", "conftest.py"])
+def test_an_option_of_another_plugin_is_one_line(project, named_by):
+    (project / "theirs.py").write_text(THEIRS.replace("--base-url", "--llm-model"))
+    words = ["-p", "theirs"]
+    if named_by == "conftest.py":
+        (project / "conftest.py").write_text("pytest_plugins = ['theirs']\n")
+        words = []
+    done = run(project, *words, PYTHONPATH=str(project))
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 4 and line.startswith("ERROR: "), line
+    assert "expected an option of another name than --llm-model" in line
+    assert "-p no:pytest_llm_server" in line
+
+
 @pytest.mark.slow("as of pytest_gpu_arch")
 def test_an_option_of_theirs_in_a_folder_below_is_one_line(project):
     (project / "below").mkdir()

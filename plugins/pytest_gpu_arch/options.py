@@ -18,23 +18,24 @@ def add_options(add: Callable[..., object]) -> None:
     add(_NAME, metavar="NAME", help="architecture of the target (default: detected)")
 
 
-def of_a_conftest(error: BaseException) -> str | None:
-    """Return an error message about an option of the same name in a conftest.py.
+def conflict(error: BaseException) -> str | None:
+    """Return an error message about an option of the same name in a conftest.py or a plugin.
 
     Args:
-        error: The error that ended the import of a conftest.py or the collection of a folder.
+        error: The error that ended the import of a conftest.py, the collection of a folder, or
+            `add_options`.
 
     Returns:
-        The message with the file; None if the error has another cause.
+        The message, with the file of a conftest.py; None if the error has another cause.
     """
-    if not isinstance(error, ValueError) or f"'{_NAME}'" not in str(error):  # argparse raises it
+    if not isinstance(error, ValueError):
+        return None
+    if f"'{_NAME}'" not in str(error) or "already" not in str(error):  # the words of pytest
         return None
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    others = [file for file in files if file.name == "conftest.py"]
-    if not others:
-        return None
+    others = [os.path.relpath(file) for file in files if file.name == "conftest.py"]
+    other = others[-1] if others else "another plugin"
     return (
-        f"{os.path.relpath(others[-1])}: expected an option of another name than {_NAME}, which "
-        "the plugin pytest_gpu_arch has. Rename it, or leave out the plugin: "
-        "-p no:pytest_gpu_arch"
+        f"{other}: expected an option of another name than {_NAME}, which the plugin "
+        "pytest_gpu_arch has. Rename it, or leave out the plugin: -p no:pytest_gpu_arch"
     )

@@ -8,17 +8,23 @@ from pytest_gpu_arch import markers, options, status, target
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--arch``."""
-    options.add_options(parser.getgroup("gpu_arch", "architecture").addoption)
+    """Add ``--arch``. Report in one line that another plugin has an option of the same name."""
+    try:
+        options.add_options(parser.getgroup("gpu_arch", "architecture").addoption)
+    except ValueError as error:
+        line = options.conflict(error)
+        if line is None:
+            raise
+        raise pytest.UsageError(line) from error
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests() -> Generator[None, object, object]:
-    """Report in one line that a conftest.py has an option of the same name."""
+    """Report in one line that a conftest.py, or its plugin, has an option of the same name."""
     try:
         return (yield)
     except ValueError as error:
-        line = options.of_a_conftest(error)
+        line = options.conflict(error)
         if line is None:
             raise
         raise pytest.UsageError(line) from error
@@ -32,7 +38,7 @@ def pytest_exception_interact(
     """Report the same about a conftest.py in a subfolder, which pytest loads at collection."""
     if not isinstance(report, pytest.CollectReport) or call.excinfo is None:
         return
-    line = options.of_a_conftest(call.excinfo.value)
+    line = options.conflict(call.excinfo.value)
     if line is None:
         return
     if hasattr(node.config, "workerinput"):  # xdist shows a report's error, but no UsageError

@@ -91,24 +91,24 @@ def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
     config.stash[_MEANS_A_SERVER] = is_free or config.pluginmanager.hasplugin(_SUITE)
 
 
-def of_a_conftest(error: ValueError) -> str | None:
-    """Return an error message about a conftest.py option with the name of a plugin's option.
+def conflict(error: ValueError) -> str | None:
+    """Return an error message about an option of a conftest.py or plugin with a name of this one.
 
     Args:
-        error: The error that ended the import of a conftest.py.
+        error: The error that ended the import of a conftest.py, or `add`.
 
     Returns:
-        The message with the file; None if the error has another cause.
+        The message, with the file of a conftest.py; None if the error has another cause.
     """
     name = re.search(r"'(--llm-[a-z-]+)'", str(error))
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    others = [file for file in files if file.name == "conftest.py"]
-    if name is None or not others:
+    if name is None or "already" not in str(error):  # the words of pytest
         return None
+    others = [os.path.relpath(file) for file in files if file.name == "conftest.py"]
+    other = others[-1] if others else "another plugin"
     return (
-        f"{os.path.relpath(others[-1])}: expected an option of another name than {name[1]}, which "
-        "the plugin pytest_llm_server has. Rename it, or leave out the plugin: "
-        "-p no:pytest_llm_server"
+        f"{other}: expected an option of another name than {name[1]}, which the plugin "
+        "pytest_llm_server has. Rename it, or leave out the plugin: -p no:pytest_llm_server"
     )
 
 

@@ -8,8 +8,14 @@ from pytest_llm_server import options, run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the ``--llm-...`` options and the settings."""
-    options.add(parser)
+    """Add the options and the settings. Report another plugin's option of such a name in a line."""
+    try:
+        options.add(parser)
+    except ValueError as error:
+        line = options.conflict(error)
+        if line is None:
+            raise
+        raise pytest.UsageError(line) from error
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # before pytest rejects unknown options
@@ -20,7 +26,7 @@ def pytest_load_initial_conftests(
     try:
         result = yield
     except ValueError as error:
-        line = options.of_a_conftest(error)
+        line = options.conflict(error)
         if line is None:
             raise
         raise pytest.UsageError(line) from error

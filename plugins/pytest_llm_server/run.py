@@ -141,7 +141,7 @@ class Run:
         call: pytest.CallInfo[Any] | None = getattr(report, "call", None)
         if call is not None and call.excinfo is not None:
             error = call.excinfo.value
-            line = options.of_a_conftest(error) if isinstance(error, ValueError) else None
+            line = options.conflict(error) if isinstance(error, ValueError) else None
             if line is not None:
                 report.longrepr = line
         return report
