@@ -1,4 +1,4 @@
-"""pytest plugin: test the interval of a benchmark's median against a limit and a stored run.
+"""pytest plugin: judge a benchmark's median, with its interval, by a limit and by a stored run.
 
 The hooks are in `plugin`. This module imports neither pytest nor the hooks. The marker
 PYTEST_DONT_REWRITE disables pytest's assertion rewriting for this module.

@@ -12,9 +12,9 @@ from pytest_bench_gate.run import GateRun
 if TYPE_CHECKING:
     from pytest_bench_gate.judging import Judged
 
-#: Name of the user property of a test whose gate could not be judged; its value is the reason.
+#: The user property of a test whose gate could not be judged. The value is the reason.
 NOT_RUN = "bench_gate_not_run"
-#: Maximum number of missing metrics that are listed one per line.
+#: The maximum number of missing metrics that are listed on lines of their own.
 _MOST_MISSING = 6
 
 
@@ -30,11 +30,11 @@ class Closing:
         self._config = config
         self._run = run
         self._has_run = False
-        #: By reason: the number of tests with gates that did not run.
+        #: For each reason, the number of tests with gates that did not run.
         self._not_run: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record tests that did not run. The reports of workers arrive here, too."""
+        """Record tests that did not run. This hook also gets the reports of xdist workers."""
         if report.when == "call" and not report.skipped:
             self._has_run = True
         if report.when == "setup":
@@ -47,7 +47,8 @@ class Closing:
     ) -> None:
         """Change the status of a successful run if no gate was judged or a benchmark regressed.
 
-        At this point, pytest-benchmark has made the comparisons of ``--benchmark-compare-fail``.
+        When this hook is called, pytest-benchmark has made the comparisons of
+        ``--benchmark-compare-fail``.
         """
         if exitstatus != pytest.ExitCode.OK:
             return
@@ -58,11 +59,11 @@ class Closing:
         if getattr(benchmarks, "performance_regressions", None):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # below pytest's own summary
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # shown below pytest's own summary
     def pytest_terminal_summary(
         self, terminalreporter: "pytest.TerminalReporter"
     ) -> Generator[None, object, object]:
-        """Show the metrics. They replace the traceback of pytest-benchmark's own error.
+        """Show the metrics, in place of the traceback of pytest-benchmark's own error.
 
         pytest-benchmark raises `PerformanceRegression` after it has printed the regression itself.
         """
@@ -112,7 +113,10 @@ def lines(run: GateRun) -> Iterable[str]:
 
 
 def _most_telling(metrics: "Sequence[Judged]", most: int) -> "tuple[list[Judged], list[Judged]]":
-    """Return the metrics for the table, and the rest. Metrics that did not pass have priority."""
+    """Return the metrics for the table, and those left out.
+
+    Metrics that did not pass come first.
+    """
     ordered = sorted(metrics, key=lambda metric: not metric.facts)
     chosen = ordered[:most]
     shown = [metric for metric in metrics if metric in chosen]

@@ -1,4 +1,4 @@
-"""The object that a test gets as fixture `gate`."""
+"""The object that a test gets from the fixture `gate`."""
 
 import math
 import sys
@@ -21,13 +21,13 @@ from sm121.measure.gate import Decision
 
 #: Default tolerance for a regression against a stored run, as a fraction.
 WORSE_BY = 0.05
-#: Note on a metric of a rerun test. A rerun is not measured again: repeating a measurement until it
-#: passes would make the gate useless.
+#: The note on a metric of a rerun test. A rerun does not measure again, because a measurement that
+#: is repeated until it passes would make the gate useless.
 _RERUN = "the first run of this test: a rerun does not count"
 
 
 class Gate:
-    """Judges a metric, stores it, and compares it with a stored run if the user requested that.
+    """Judges a metric, stores it, and compares it with a stored run if the user requested this.
 
     Args:
         run: The gates of the run.
@@ -39,7 +39,8 @@ class Gate:
         self._run = run
         self._test = test
         self._benchmark = benchmark
-        #: Whether the test passed samples of its own. Then it need not call ``benchmark``.
+        #: Whether the test passed its own samples to this object. If so, it need not call
+        #: ``benchmark``.
         self.has_samples = False
         #: The names of the metrics for which the test has called this object.
         self.called: list[str] = []
@@ -64,16 +65,16 @@ class Gate:
                 the rounds of ``benchmark``, which the test must have called.
             minimum: The minimum median. Implies that higher is better.
             maximum: The maximum median. Implies that lower is better.
-            better: The better direction, for a metric without a limit (only compared).
-            unit: The unit to show. For the times of ``benchmark``: ``s``, ``ms``, ``us`` or ``ns``.
-            per_round: The work in a round of ``benchmark``, such as 32 tokens, to get a rate.
-            worse_by: Maximum regression against a stored run, as a fraction.
+            better: "higher" or "lower", for a metric that is only compared, without a limit.
+            unit: The unit to show; ``s``, ``ms``, ``us`` or ``ns`` for times of ``benchmark``.
+            per_round: For a rate, the work in a round of ``benchmark``, for example 32 tokens.
+            worse_by: The accepted regression against a stored run, as a fraction.
 
         Raises:
             Unmet: The metric fails.
-            Inconclusive: The rounds are too few for a decision.
+            Inconclusive: There are too few rounds for a decision.
         """
-        __tracebackhide__ = True  # a failure shows the line of the test
+        __tracebackhide__ = True  # a failure then shows the line of the test
         self._refuse_name(metric)
         self.called.append(metric)
         if metric in self._run.judged:
@@ -175,7 +176,7 @@ class Gate:
             values = [float(sample) for sample in samples]
         except (TypeError, ValueError, OverflowError) as error:
             wrong = error
-        if wrong is not None:  # outside the except block, else pytest shows both errors
+        if wrong is not None:  # outside the except block, so that pytest shows one error
             _refuse(metric, "numbers as samples", str(wrong))
         if not values:
             _refuse(metric, "at least one sample", "none")
@@ -254,6 +255,6 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _refuse(metric: object, expected: str, got: str) -> NoReturn:
-    """Fail the test with one line about a wrong call."""
+    """Fail the test with a one-line message about a wrong call."""
     __tracebackhide__ = True
     pytest.fail(f"gate({metric!r}): expected {expected}, got {got}", pytrace=False)

@@ -1,4 +1,4 @@
-"""The stored runs with which a run is compared, from the storage of pytest-benchmark."""
+"""Read the stored runs with which a run is compared from the storage of pytest-benchmark."""
 
 import fnmatch
 import math
@@ -16,14 +16,14 @@ KEY = "bench_gate"
 VERSION = 1
 OPTION = "--benchmark-compare"
 _STORE = "Store one first, of a build that you trust: pytest --benchmark-autosave"
-#: Keys of ``machine_info`` that are not compared: they can change on one machine, or be the very
-#: difference that a run is to measure.
+#: The keys of ``machine_info`` that are not compared, because they can change on one machine, or
+#: because the run measures the effect of this difference.
 _NOT_THE_MACHINE = ("node", "release", "processor")
 #: Keys of the CPU's description in ``machine_info`` that are constant on one machine.
 _OF_THE_PROCESSOR = ("arch", "brand_raw", "count")
 #: Ids of the tests that ``-k``, ``-m`` and other options deselected.
 DESELECTED = pytest.StashKey[set[str]]()
-#: Whether ``--lf`` deselected tests. pytest does not report which ones.
+#: Whether ``--lf`` deselected tests. pytest does not report which tests.
 LAST_FAILED = pytest.StashKey[bool]()
 #: The ``machine_info`` of this run, kept because pytest-benchmark takes a second to collect it.
 MACHINE = pytest.StashKey[Mapping[str, Any]]()
@@ -46,24 +46,24 @@ class StoredMetric:
 
     @property
     def kind(self) -> str:
-        """The unit and the better direction, in words."""
+        """The unit and the better direction, as text."""
         return kind(self.unit, self.higher_is_better)
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A stored run that has metrics with gates."""
+    """A stored run with metrics that were judged by gates."""
 
-    #: The run's number, or the stem of its file name if that has no number.
+    #: The run's number. If the file name has no number, its stem.
     name: str
     file: str
-    #: The run's metrics by name.
+    #: The run's metrics; the keys are their names.
     metrics: Mapping[str, StoredMetric]
-    #: The paths, ``-k`` and ``-m`` of the run.
+    #: The selection of the run: its paths, ``-k`` and ``-m``.
     asked: tuple[str, ...]
     #: The properties of the machine that two comparable runs must share.
     machine: Mapping[str, Any]
-    #: Why no run may be compared with this one; None if it may be used.
+    #: Why this run must not be used for comparisons; None if it may be used.
     unfit: str | None = None
 
     def why_not(self, machine: Mapping[str, Any]) -> str | None:
@@ -84,7 +84,7 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class History:
-    """The stored runs with which this run is compared, oldest first; at least one."""
+    """The stored runs with which this run is compared (at least one), the oldest one first."""
 
     runs: Sequence[StoredRun]
 
@@ -102,13 +102,14 @@ class History:
     def missing(self, config: pytest.Config, measured: Mapping[str, object]) -> list[StoredMetric]:
         """Return the metrics of an earlier run that this run should have measured, but did not.
 
-        The earlier run is the latest one with the same paths, ``-k`` and ``-m``, else the latest
-        one. Metrics of deselected tests are not missing. With ``--lf``, no metric is missing,
-        unless no test had failed, so that all tests run.
+        The earlier run is the latest stored run with the same paths, ``-k`` and ``-m``. If there is
+        none, it is the latest run. Metrics of deselected tests do not count as missing. With
+        ``--lf``, metrics count as missing only if no test had failed before, because all tests run
+        in this case.
 
         Args:
             config: The configuration of the run.
-            measured: This run's metrics by name.
+            measured: This run's metrics; the keys are their names.
         """
         same = [run for run in self.runs if run.asked == asked(config)]
         latest = (same or self.runs)[-1]
@@ -120,7 +121,7 @@ class History:
 
 
 def kind(unit: str, higher_is_better: bool) -> str:
-    """Describe the unit and the better direction in words.
+    """Return the unit and the better direction as text.
 
     Args:
         unit: The unit; empty if the metric has none.
@@ -137,7 +138,7 @@ def load(config: pytest.Config) -> History | None:
         config: The configuration of the run.
 
     Returns:
-        The runs; None without the option, or if no stored run has a metric with a gate.
+        The runs; None if the option is not given, or if no stored run has a metric with a gate.
 
     Raises:
         pytest.UsageError: None of the runs is comparable with this one.
@@ -166,13 +167,13 @@ def load(config: pytest.Config) -> History | None:
 
 
 def require(config: pytest.Config) -> None:
-    """Reject a request for a comparison if no stored run has gates, before any test runs.
+    """Before any test runs, reject the requested comparison, because no stored run has gates.
 
     Args:
         config: The configuration of a run that has a test with a gate.
 
     Raises:
-        pytest.UsageError: Always. The message tells how to store a run.
+        pytest.UsageError: Always. The message explains how to store a run.
     """
     named = config.getoption("benchmark_compare", None)
     storage = config._benchmarksession.storage  # type: ignore[attr-defined]
@@ -250,7 +251,7 @@ def _run(path: str, data: Mapping[str, Any]) -> StoredRun | None:
 def _metrics(
     name: str, stored: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, StoredMetric], str | None]:
-    """Return a run's metrics by name, and why it cannot be compared with; None if it can."""
+    """Return a run's metrics, and why the run must not be used for comparisons (None: it may)."""
     metrics = {}
     unfit: str | None = None
     for entry in stored:
@@ -277,7 +278,7 @@ def _metrics(
 
 
 def _is_selected(config: pytest.Config, test: str) -> bool:
-    """Whether the selection of this run includes a test, which may no longer exist."""
+    """Whether the selection of this run includes a test. The test may no longer exist."""
     if test in config.stash.get(DESELECTED, ()):
         return False
     if config.stash.get(LAST_FAILED, False):

@@ -1,4 +1,4 @@
-"""Judge samples against a limit and a stored metric, by the same rules as the suite's gates."""
+"""Judge samples by a limit and by a stored metric, with the rules of the suite's gates."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from sm121.measure.gate import Decision
 from sm121.measure.number_table import NumberRow
 from sm121.measure.statistics import Estimate
 
-#: Maximum number of rounds that a message proposes.
+#: The maximum number of rounds that a message recommends.
 _MOST_ROUNDS = 100_000
-#: If a benchmark has more rounds than this, they are divided into this number of blocks. It is the
-#: sample size of the last planned interim test of a gate.
+#: If a benchmark has more rounds than this, they are divided into this number of blocks. The number
+#: is the sample size of a gate's last planned interim test.
 _BLOCKS = 104
 
 
@@ -33,9 +33,9 @@ class Samples:
     def of_benchmark(cls, rounds: list[float], per_round: float | None = None) -> "Samples":
         """Return the values of a benchmark, which can have thousands of very short rounds.
 
-        Neighbouring short rounds are not independent. Many rounds are therefore grouped in blocks
-        with one value each: the median duration, or for a rate the block's work divided by its
-        duration.
+        Consecutive short rounds are not independent. Many rounds are therefore grouped in blocks,
+        and each block has one value: the median duration, or, for a rate, the block's work divided
+        by its duration.
 
         Args:
             rounds: The durations of the rounds, in seconds; all above 0 for a rate.
@@ -67,7 +67,7 @@ class Limit:
 
     @property
     def text(self) -> str:
-        """The limit in words: ``at least 52``."""
+        """The limit as text, for example ``at least 52``."""
         if self.minimum is not None:
             return f"at least {number(self.minimum)}"
         return f"at most {number(self.at_most)}"
@@ -80,14 +80,15 @@ class Comparison:
     #: The name of the stored run.
     run: str
     verdict: Verdict
-    #: The regression as a fraction; negative for an improvement. None if unit or direction differ.
+    #: The regression as a fraction; negative for an improvement. None if the units or directions
+    #: differ.
     worse: float | None
     #: The requirement and the evidence.
     fact: Fact
 
     @property
     def text(self) -> str:
-        """The change in words: ``10.0 % worse than 0003_x``."""
+        """The change as text, for example ``10.0 % worse than 0003_x``."""
         if self.worse is None:
             return f"another quantity than in {self.run}"
         direction = "worse" if self.worse > 0 else "better"
@@ -104,19 +105,19 @@ class Judged:
     estimate: Estimate
     #: The id of the test.
     test: str
-    #: Whether all samples are equal, as for a constant count or a counter that is stuck.
+    #: Whether all samples are equal, for example because a count is constant or a counter is stuck.
     is_constant: bool = False
     limit: Limit | None = None
-    #: The decision by the limit; None without a limit.
+    #: The decision by the limit; None if there is no limit.
     decision: Decision | None = None
-    #: None if the metric was not compared with a stored run.
+    #: The comparison with a stored run; None if the metric was not compared.
     comparison: Comparison | None = None
-    #: Whether the run was compared with stored runs that lack this metric.
+    #: Whether the run was compared with stored runs, but none of them has this metric.
     is_new: bool = False
 
     @property
     def verdict(self) -> Verdict | None:
-        """The worse of both verdicts; None if the metric was only measured."""
+        """The worse verdict of limit and comparison; None if the metric was only measured."""
         verdicts = []
         if self.decision is not None:
             verdicts.append(self.decision.verdict)
@@ -136,7 +137,7 @@ class Judged:
 
     @property
     def word(self) -> str:
-        """The verdict in one word."""
+        """The verdict as one word."""
         return "measured" if self.verdict is None else self.verdict.value
 
     @property
@@ -165,7 +166,7 @@ class Judged:
 
 
 def decide(samples: Samples, limit: Limit) -> Decision:
-    """Judge samples by a limit: PASS, FAIL, or INCONCLUSIVE with the number of rounds needed.
+    """Judge samples by a limit. INCONCLUSIVE comes with the number of rounds that are needed.
 
     Args:
         samples: The samples, at least one.
@@ -187,7 +188,7 @@ def decide(samples: Samples, limit: Limit) -> Decision:
 
 
 def too_few(metric: str, samples: Samples) -> Decision | None:
-    """Return INCONCLUSIVE for a metric without a limit that has too few rounds to be stored.
+    """For a metric without a limit: return INCONCLUSIVE if it has too few rounds to be stored.
 
     Args:
         metric: The metric's name.
@@ -203,8 +204,9 @@ def too_few(metric: str, samples: Samples) -> Decision | None:
 def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: float) -> Comparison:
     """Compare samples with a stored metric.
 
-    Each end of the stored interval, reduced by the tolerance, is a limit. The metric passes if it
-    meets the limit from the better end, and fails if it misses the limit from the worse end.
+    The limits are the two ends of the stored interval, each made less strict by the tolerance. The
+    metric passes if it meets the limit that was made from the better end. It fails if it misses the
+    limit that was made from the worse end.
 
     Args:
         samples: The samples of this run.
@@ -249,7 +251,7 @@ def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: flo
 
 
 def _limit_from(end: float, metric: Judged, allowed: float) -> Limit:
-    """Return the limit that one end of a stored interval sets."""
+    """Return the limit that is made from one end of a stored interval."""
     if metric.higher_is_better:
         return Limit(metric.metric, metric.unit, minimum=end * (1.0 - allowed))
     return Limit(metric.metric, metric.unit, at_most=end * (1.0 + allowed))
@@ -260,7 +262,7 @@ def _interval(estimate: Estimate) -> str:
 
 
 def _more_rounds(samples: Samples, limit: Limit) -> str:
-    """Return the minimum number of rounds, in words: that of the first interim test to decide."""
+    """Return the number of rounds at the first interim test that could decide, as text."""
     if samples.in_blocks:
         return "measure for longer: --benchmark-max-time"
     threshold, higher_is_better = gate.threshold_of(limit)

@@ -44,9 +44,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_benchmark_compare_machine_info(
     config: pytest.Config, machine_info: Mapping[str, Any]
 ) -> Generator[None, object, object]:
-    """Store the description of the machine.
+    """Store the description of the machine, and suppress a ValueError of pytest-benchmark.
 
-    The ValueError is a bug of pytest-benchmark 5.3: its warning about another machine fails if the
+    The error is a bug of pytest-benchmark 5.3: its warning about another machine fails if the
     storage is outside the working directory.
     """
     config.stash[history.MACHINE] = machine_info
@@ -89,7 +89,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     return result
 
 
-@pytest.hookimpl(tryfirst=True)  # before --benchmark-skip skips the test, so that it is counted
+@pytest.hookimpl(tryfirst=True)  # before --benchmark-skip skips the test, to count it
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose gate cannot be judged in this process."""
     if _has_gate(item):
@@ -98,7 +98,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that requests `gate` and does not call it: such a test judges nothing."""
+    """Fail a test that requests `gate`, but does not call it, because the test judges nothing."""
     item.stash[_ENDED] = False
     result = yield
     item.stash[_ENDED] = True
@@ -115,7 +115,7 @@ def gate(
     request: pytest.FixtureRequest, benchmark: "BenchmarkFixture"
 ) -> "Generator[Gate, None, None]":
     """Judges samples, or the rounds of ``benchmark``, against a limit and against a stored run."""
-    _skip_unable(request.node)  # for a test that calls request.getfixturevalue("gate")
+    _skip_unable(request.node)  # needed if the test calls request.getfixturevalue("gate")
     from pytest_bench_gate.gates import Gate  # imports numpy and scipy, needed only here
 
     run = request.config.stash[_RUN]
@@ -125,7 +125,7 @@ def gate(
     request.node.stash[_GATE] = made
     yield made
     if made.has_samples or not made.called:
-        benchmark.skipped = True  # else pytest-benchmark warns that `benchmark` was not called
+        benchmark.skipped = True  # or pytest-benchmark warns that it was not called
     if not made.called and request.node.stash.get(_ENDED, False):
         _fail_uncalled(request.node)
 

@@ -1,4 +1,4 @@
-"""Reject options of pytest-benchmark that would compare nothing, before any test runs."""
+"""Before any test runs, reject options of pytest-benchmark with which nothing would be compared."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ class GateRun:
 
     config: pytest.Config
     stored: History | None
-    #: The judged metrics by name.
+    #: The judged metrics; the keys are their names.
     judged: "dict[str, Judged]" = field(default_factory=dict)
     #: The entries of the metrics in pytest-benchmark's storage.
     entries: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Conversion of metrics to the format of pytest-benchmark's storage."""
+"""Convert metrics to the format of pytest-benchmark's storage."""
 
 import math
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class _Benchmark:
 
 
 class _Stored(Metadata):
-    """A benchmark that pytest-benchmark stores, but neither shows nor compares."""
+    """A benchmark that pytest-benchmark stores, but does not show or compare."""
 
     def __bool__(self) -> bool:
         return False
 
 
 def described(judged: Judged, asked: Sequence[str]) -> dict[str, Any]:
-    """Return the stored entry of a metric. Its ``passed`` is set when the run ends.
+    """Return the entry to store for a metric. The field ``passed`` is set when the run ends.
 
     Args:
         judged: The metric.
@@ -64,7 +64,7 @@ def described(judged: Judged, asked: Sequence[str]) -> dict[str, Any]:
 
 
 def store(config: pytest.Config, entry: dict[str, Any], samples: Sequence[float]) -> None:
-    """Add a metric that has samples of its own to the run's benchmarks.
+    """Add a metric for which the test passed its own samples to the run's benchmarks.
 
     A rate is stored as its inverse in seconds, so that ``pytest-benchmark compare`` shows the rate
     as OPS.

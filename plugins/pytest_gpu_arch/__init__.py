@@ -1,4 +1,4 @@
-"""pytest plugin: tests name the architecture that they need, and are skipped elsewhere.
+"""pytest plugin: markers for the GPU architecture that a test needs. Elsewhere it is skipped.
 
 The hooks are in `plugin`. This module imports neither pytest nor the hooks, so that a program can
 import `names` and `detection` without pytest, or before pytest starts. The marker

@@ -19,7 +19,7 @@ class Detection:
 
     Attributes:
         name: One of `names.NAMES`; None for a GPU whose architecture is not in that list.
-        evidence: The source of the result, in words.
+        evidence: The source of the result, as text.
     """
 
     name: str | None
@@ -29,8 +29,8 @@ class Detection:
 def detect() -> Detection:
     """Detect the architecture of the first device.
 
-    The source is torch if it is installed and detects a GPU, else NVML. Without a GPU, the
-    architecture is `CPU`, and the evidence has the reports of both sources.
+    The source is torch, if it is installed and detects a GPU, or else NVML. If there is no GPU, the
+    architecture is `CPU`, and the evidence contains the answers of both sources.
     """
     failures: list[str] = []
     for probe in (_torch_capability, _nvml_capability):
@@ -44,11 +44,12 @@ def detect() -> Detection:
 
 
 def _torch_capability() -> tuple[tuple[int, int] | None, str]:
-    """Return the compute capability that torch reports, or None; and the evidence in words."""
+    """Return the compute capability that torch reports, or None, and the evidence as text."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None, "torch is not installed"
-    # Importing torch takes seconds. Its version.py shows a CPU build without an import.
+    # Importing torch takes seconds. A CPU build can be recognised by version.py without importing
+    # torch.
     version_file = Path(spec.origin).with_name("version.py")
     if version_file.is_file() and _CPU_BUILD.search(version_file.read_text("utf-8")):
         return None, "torch is a CPU build"
@@ -63,7 +64,7 @@ def _torch_capability() -> tuple[tuple[int, int] | None, str]:
 
 
 def _nvml_capability() -> tuple[tuple[int, int] | None, str]:
-    """Return the compute capability that NVML reports, or None; and the evidence in words."""
+    """Return the compute capability that NVML reports, or None, and the evidence as text."""
     import pynvml
 
     try:
@@ -94,7 +95,7 @@ def opened_nvml() -> Iterator[None]:
 
 
 def gpu_count() -> int:
-    """Return the number of NVIDIA GPUs that NVML finds; 0 without a driver."""
+    """Return the number of NVIDIA GPUs that NVML finds; 0 if there is no driver."""
     import pynvml
 
     try:

@@ -1,4 +1,4 @@
-"""Evaluation of a ``-m`` expression: the markers that it selects."""
+"""Find the markers that a ``-m`` expression selects."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,8 @@ _TOKEN = re.compile(
 def architectures_asked_for(expression: str) -> tuple[str, ...]:
     """Return the architectures that a ``-m`` expression selects by name.
 
-    ``sm121 and smoke`` selects sm121; ``not sm121`` and ``smoke`` select none.
+    For example, ``sm121 and smoke`` selects sm121, but ``not sm121`` and ``smoke`` select no
+    architecture.
 
     Args:
         expression: The expression, which pytest can parse.

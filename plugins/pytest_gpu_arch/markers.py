@@ -1,4 +1,4 @@
-"""The architecture markers, and the selection of tests to skip."""
+"""Read the architecture markers, and skip the tests that do not apply to the target."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from pytest_gpu_arch import names, target
 from pytest_gpu_arch.target import Target
 
 _MARKERS = frozenset({*names.NAMES, names.ANY_GPU})
-#: Stash key of a test that another plugin skips itself; set by that plugin.
+#: The stash key with which another plugin marks a test that it skips itself.
 LEFT_ALONE = pytest.StashKey[bool]()
 
 
@@ -41,7 +41,9 @@ def of(item: pytest.Item) -> frozenset[str]:
 
 
 def skip_elsewhere(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Skip the tests that do not apply to the target. Detect the GPU only if a test is marked.
+    """Skip the tests that do not apply to the target.
+
+    The GPU is only detected if a test has a marker.
 
     Args:
         config: The configuration of the run.
@@ -65,5 +67,5 @@ def why_not(wanted: frozenset[str], chosen: Target) -> str | None:
     """
     if not names.has(wanted, chosen.arch):
         return f"needs {names.listed(wanted)}; {chosen.where}"
-    # The test could run here, but the user requested another architecture.
+    # The test could run on this machine, but the user requested another architecture.
     return chosen.obstacle

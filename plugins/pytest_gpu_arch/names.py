@@ -23,7 +23,7 @@ def parse(name: str) -> str:
         name: One of `NAMES`, or one of `ALIASES` in upper or lower case.
 
     Raises:
-        ValueError: The name is neither.
+        ValueError: The name is in neither list.
     """
     known = ALIASES.get(name.lower(), name)
     if known in NAMES:
@@ -33,7 +33,7 @@ def parse(name: str) -> str:
 
 
 def listed(markers: Iterable[str]) -> str:
-    """Return a list of architectures in words, such as ``sm120 or sm121``.
+    """Return a list of architectures as text, for example ``sm120 or sm121``.
 
     Args:
         markers: Some of `NAMES` and `ANY_GPU`.
@@ -50,7 +50,8 @@ def has(markers: frozenset[str], arch: str | None) -> bool:
     """Check whether markers allow an architecture.
 
     Args:
-        markers: Some of `NAMES` and `ANY_GPU`. If a GPU is named, `ANY_GPU` has no effect.
+        markers: Some of `NAMES` and `ANY_GPU`. If they contain a GPU architecture, `ANY_GPU` has no
+            effect.
         arch: One of `NAMES`; None for a GPU that is not in that list.
     """
     if arch in markers:

@@ -35,13 +35,13 @@ def pytest_exception_interact(
     call: pytest.CallInfo[object],
     report: pytest.CollectReport | pytest.TestReport,
 ) -> None:
-    """Report the same about a conftest.py in a subfolder, which pytest loads at collection."""
+    """Report an option of the same name in a subfolder's conftest.py, loaded at collection."""
     if not isinstance(report, pytest.CollectReport) or call.excinfo is None:
         return
     line = options.conflict(call.excinfo.value)
     if line is None:
         return
-    if hasattr(node.config, "workerinput"):  # xdist shows a report's error, but no UsageError
+    if hasattr(node.config, "workerinput"):  # xdist shows only errors of reports
         report.longrepr = line
         return
     raise pytest.UsageError(line) from call.excinfo.value
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     status.watch(config)
 
 
-@pytest.hookimpl(trylast=True)  # after -m and -k: deselected tests need no GPU detection
+@pytest.hookimpl(trylast=True)  # after -m and -k, because deselected tests need no GPU detection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests that do not apply to the target."""
     markers.skip_elsewhere(config, items)

@@ -10,10 +10,10 @@ from pytest_gpu_arch.target import Target
 #: Stash key that another plugin sets before the session finishes, if it decides the exit status of
 #: the run itself.
 DECIDED_ELSEWHERE = pytest.StashKey[bool]()
-#: Options with which pytest shows information and runs no test.
+#: The options with which pytest only shows information, and runs no test.
 _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
-#: The exit statuses of a complete run. Other statuses, such as an interrupt, already show that not
-#: all tests ran.
+#: The exit statuses of a complete run. Other statuses, for example that of an interrupt, already
+#: show that not all tests ran.
 _WHOLE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -29,7 +29,8 @@ def only_shows(config: pytest.Config) -> bool:
 def watch(config: pytest.Config) -> None:
     """Register the check that a test ran on the requested architecture.
 
-    Workers of pytest-xdist do not register it: the controller receives the reports of all workers.
+    Workers of pytest-xdist do not register the check, because the controller receives the reports
+    of all workers.
 
     Args:
         config: The configuration of the run.
@@ -49,7 +50,7 @@ class NotRun:
         self._line: str | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record that a test ran. An expected failure counts as a test that ran."""
+        """Record that a test ran. An expected failure (xfail) counts as a test that ran."""
         if report.when == "call" and (not report.skipped or hasattr(report, "wasxfail")):
             self._has_run = True
 
@@ -66,7 +67,7 @@ class NotRun:
         if self._line is not None and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # below pytest's own summary
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # shown below pytest's own summary
     def pytest_terminal_summary(
         self, terminalreporter: "pytest.TerminalReporter"
     ) -> Generator[None, object, object]:

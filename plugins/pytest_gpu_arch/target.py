@@ -1,4 +1,4 @@
-"""The target of a run: the architecture for which its tests run."""
+"""The target of a run: the architecture on which its tests run."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Known:
     """Another plugin's information about the target. It is stored in `KNOWN` at configuration.
 
     Attributes:
-        arch: The architecture from a file of that plugin; None if the file names none.
+        arch: The architecture in a file of that plugin; None if the file does not contain one.
         is_remote: Whether the tests send requests to another machine, so that this machine's GPU is
             irrelevant.
     """
@@ -30,7 +30,7 @@ class Target:
 
     Attributes:
         arch: The architecture; None for a GPU that is not in `names.NAMES`.
-        where: The source of the result, in words: this machine or another one.
+        where: The source of the result, as text: this machine or another one.
         asked: The architectures that the user requested with ``--arch`` or ``-m``.
         missing: The requested architectures, if none of them is available; else empty.
     """
@@ -53,7 +53,7 @@ _TARGET = pytest.StashKey[Target]()
 
 
 def named(config: pytest.Config) -> str | None:
-    """Return the architecture that ``--arch`` names; None without it.
+    """Return the architecture that ``--arch`` names; None if the option is not given.
 
     Args:
         config: The configuration of the run.

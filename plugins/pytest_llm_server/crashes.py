@@ -14,7 +14,7 @@ from sm121.evidence.failure import Cause
 
 
 def of_start(error: StartError) -> Cause:
-    """Return the cause of a failed start: a hang if the log shows no cause.
+    """Return the cause of a failed start. If the log shows no cause, it is a hang.
 
     Args:
         error: The error of the start.
@@ -35,8 +35,8 @@ def of_death(managed: ManagedServer) -> Cause:
     """Return the cause of a server's death, from its log.
 
     Args:
-        managed: The server. Its process may exit some seconds after its engine; the function waits
-            for that, since the log is complete only then.
+        managed: The server. Its process may exit some seconds after its engine. The function waits
+            for this exit, because only then is the log complete.
     """
     until(lambda: managed.launch.exit_status is not None, DYING_S)
     logged = failure.classify(managed.launch.log, managed.launch.exit_status)
@@ -44,10 +44,10 @@ def of_death(managed: ManagedServer) -> Cause:
 
 
 def of_hang(summary: str) -> Cause:
-    """Return the cause for a server that runs and does not answer.
+    """Return the cause for a server that runs, but does not answer.
 
     Args:
-        summary: The symptom, in words.
+        summary: A description of the symptom.
     """
     return Cause(
         kind="hang",
@@ -70,7 +70,7 @@ def report(
 
     Args:
         managed: The server that did not start, died or hangs.
-        what: The event, without the cause.
+        what: What happened, without the cause.
         cause: The cause that the log shows.
         test: The id of the running test; None between two tests.
         cgroup_before: The memory counters of the cgroup before the start.

@@ -1,4 +1,4 @@
-"""The object that a test gets as fixture `llm_server_factory`."""
+"""The object that a test gets from the fixture `llm_server_factory`."""
 
 import contextlib
 import math
@@ -47,12 +47,13 @@ class LlmServerFactory:
         too. With ``--base-url``, the test is skipped instead.
 
         Args:
-            model: The model: a folder or a Hugging Face name. None for the model of the run, whose
-                engine arguments then precede ``arguments``.
+            model: The model: a folder or a Hugging Face name. If None, the model of the run is
+                used, and the run's engine arguments are put before ``arguments``.
             arguments: Command-line arguments of the engine.
             environment: Environment variables of the engine, in addition to those of this process.
-            engine: ``vllm``, ``sglang`` or ``llama-cpp``. None for the engine of the run.
-            ready_within_s: Maximum duration of the start in seconds. None for the limit of the run.
+            engine: ``vllm``, ``sglang`` or ``llama-cpp``; None for the engine of the run.
+            ready_within_s: The maximum duration of the start in seconds; None for the limit of the
+                run.
 
         Raises:
             ServerFailed: The server did not start, died, or did not stop cleanly; or an argument is
@@ -83,18 +84,20 @@ class LlmServerFactory:
         )
 
     def of_the_run(self) -> AbstractContextManager[LlmServer]:
-        """Provide the server of the run for a ``with`` block: started or attached.
+        """Provide the server of the run for a ``with`` block.
+
+        The plugin starts it or attaches to it.
 
         Raises:
-            ServerFailed: No model is named, no server answers at ``--base-url``, or one of the
-                errors of `__call__`.
+            ServerFailed: The user named no model, no server answers at ``--base-url``, or an error
+                of `__call__` occurred.
         """
         __tracebackhide__ = True
         asked = self._run.servers().asked
         if asked.base_url is not None:
             try:
                 server = self._run.servers().attach(asked.base_url, self._run.option)
-            except UsageError as error:  # in an xdist worker, which cannot abort the run
+            except UsageError as error:  # happens in an xdist worker, which cannot abort the run
                 raise ServerFailed(str(error)) from None
             return contextlib.nullcontext(server)
         return self._started(asked.model, asked.arguments, {}, asked.engine, asked.ready_within_s)
@@ -142,7 +145,10 @@ def _refuse_nul(name: str, texts: Iterable[str]) -> None:
 
 
 def _refuse_environment(environment: object) -> None:
-    """Reject anything but a mapping of strings. Values are not shown, as they may be secret."""
+    """Reject anything except a mapping of strings.
+
+    Values are not shown, because they may be secret.
+    """
     __tracebackhide__ = True
     if not isinstance(environment, Mapping):
         kind = type(environment).__name__

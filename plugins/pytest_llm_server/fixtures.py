@@ -1,4 +1,4 @@
-"""The fixtures."""
+"""The fixtures `llm_server_factory`, `llm_server` and `llm_client`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def llm_server_factory(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> "LlmServerFactory":
-    """Starts a server of any model, with any arguments, for a ``with`` block."""
+    """Starts a server with any model and any arguments for a ``with`` block."""
     from pytest_llm_server.factory import LlmServerFactory  # imports the suite, needed only here
 
     return LlmServerFactory(run.run_of(pytestconfig), tmp_path_factory.getbasetemp() / "llm-server")
@@ -26,7 +26,7 @@ def llm_server_factory(
 
 @pytest.fixture(scope="session")
 def llm_server(llm_server_factory: "LlmServerFactory") -> "Iterator[LlmServer]":
-    """The server of the run: started for the first test, or the running one of ``--base-url``."""
+    """The server of the run: started for its first test, or running at ``--base-url``."""
     __tracebackhide__ = True
     with llm_server_factory.of_the_run() as server:
         yield server

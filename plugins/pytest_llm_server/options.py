@@ -16,7 +16,7 @@ _ENGINE = "vllm"
 _READY_WITHIN_S = "300"
 #: The longest time limit of a start, in seconds.
 _MOST_S = 86400.0
-#: The suite's plugin, which has a ``--base-url`` of its own for an attached server.
+#: The suite's plugin, which has its own option ``--base-url`` for an attached server.
 _SUITE = "sm121.plugin"
 #: Whether ``--base-url`` is the address of an LLM server. Another plugin may have an option of that
 #: name for a web site.
@@ -30,9 +30,10 @@ class Asked:
     Attributes:
         base_url: The address of a running server; None if the plugin starts a server.
         engine: The name of the engine to start.
-        model: The model to start, or the served model of a running server. None if it is not named.
+        model: The model to start, or the served model of a running server; None if the user named
+            none.
         arguments: Command-line arguments of the engine.
-        ready_within_s: Maximum duration of a start in seconds.
+        ready_within_s: The maximum duration of a start in seconds.
     """
 
     base_url: str | None
@@ -113,7 +114,7 @@ def conflict(error: ValueError) -> str | None:
 
 
 def read_options(config: pytest.Config) -> Asked:
-    """Read the user's options from the command line, else from pytest.ini.
+    """Read the user's options from the command line, or else from pytest.ini.
 
     Args:
         config: The configuration of the run.
@@ -142,7 +143,7 @@ def read_options(config: pytest.Config) -> Asked:
 
 
 def wrong_start(engine: str, arguments: Sequence[str]) -> str | None:
-    """Return why an engine cannot be started with some arguments; None without a known reason.
+    """Return why an engine cannot be started with some arguments; None if no reason is known.
 
     Args:
         engine: The name of the engine.

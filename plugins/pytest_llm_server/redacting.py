@@ -1,4 +1,4 @@
-"""Removal of API keys from pytest's output, which truncates long texts in the middle."""
+"""Remove API keys from pytest's output, which truncates long texts in the middle."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from sm121.core.redaction import REDACTED
 
 #: The marker that pytest inserts where it has truncated a text.
 _CUT = "..."
-#: Minimum number of characters of a key fragment beside a truncation that is replaced.
+#: Fragments of a key beside a truncation are replaced if they have at least this many characters.
 _LEAST = 6
 
 
@@ -36,7 +36,7 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
 
 
 def _beginning(part: str, secret: str) -> int:
-    """Return the length of the secret's fragment with which a part begins; 0 if it is short."""
+    """Return the length of the secret's fragment at the start of a part; 0 if it is too short."""
     length = 0
     while length < len(part) and part[: length + 1] in secret:
         length += 1

@@ -40,15 +40,18 @@ class Run:
         self._servers: Servers | None = None
         #: The running test; None between two tests.
         self._item: pytest.Item | None = None
-        #: The id of the running test during its setup and call, after its servers were found alive;
-        #: else None.
+        #: The id of the running test, during its setup and call, once its servers were found alive.
+        #: At other times None.
         self._test: str | None = None
         self._set_up: dict[str, _SetUp] = {}
         #: Whether a server died during the running test.
         self._has_died = False
 
     def servers(self) -> "Servers":
-        """Return the run's servers. Not a property: pytest reads all properties of a plugin."""
+        """Return the run's servers.
+
+        This is not a property, because pytest reads all properties of a plugin.
+        """
         if self._servers is None:
             from pytest_llm_server.servers import Servers  # imports the suite, needed only here
 
@@ -57,9 +60,9 @@ class Run:
         return self._servers
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Reject invalid options and an attached server that does not answer, before any test.
+        """Before any test, reject invalid options and an attached server that does not answer.
 
-        A worker of xdist cannot abort a run. Its tests fail instead.
+        An xdist worker cannot abort a run, so its tests fail instead.
         """
         is_worker = hasattr(self._config, "workerinput")
         if is_worker or self._config.option.collectonly:
@@ -95,7 +98,7 @@ class Run:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fail a test if its server died before it. Check the servers again after the setup."""
+        """Fail a test whose server has died before. Check the servers again after the setup."""
         __tracebackhide__ = True
         if not _uses_one(item):
             return (yield)
@@ -112,7 +115,10 @@ class Run:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
-        """Finish the fixtures of a dead server. The next test that needs it starts a new one."""
+        """Finish the fixtures of a dead server.
+
+        The next test that needs the server starts a new one.
+        """
         try:
             return (yield)
         finally:
@@ -147,7 +153,7 @@ class Run:
         return report
 
     def option(self, name: str) -> Any:
-        """Return the value of an option; None if no plugin has it.
+        """Return the value of an option; None if no plugin has this option.
 
         Args:
             name: The name with its leading dashes.
@@ -160,7 +166,7 @@ class Run:
             self._end(_SERVER)
 
     def _end(self, fixture: str) -> None:
-        """Finish a fixture and its dependants, like pytest after a change of its parameter."""
+        """Finish a fixture and the fixtures that use it, as pytest does if a parameter changes."""
         set_up = self._set_up.pop(fixture, None)
         if set_up is not None:
             set_up.definition.finish(set_up.request)
@@ -181,7 +187,7 @@ class Run:
             self._test = None
 
     def _require_alive(self, error: BaseException | None = None) -> None:
-        """Raise ServerFailed if a server died. ``error``: the error of the test itself."""
+        """Raise ServerFailed if a server died. ``error`` is the error of the test itself."""
         __tracebackhide__ = True
         if self._servers is None:
             return
@@ -223,7 +229,7 @@ def _fixtures_of(item: pytest.Item) -> Collection[str]:
 
 
 def _names_errors(item: pytest.Item) -> bool:
-    """Whether an xfail mark of a test has ``raises=``, so that pytest compares the error's type."""
+    """Whether an xfail mark of a test has ``raises=``. If so, pytest compares the error's type."""
     return any("raises" in mark.kwargs for mark in item.iter_markers("xfail"))
 
 

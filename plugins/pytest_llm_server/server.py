@@ -40,7 +40,7 @@ class LlmServer:
         return self._endpoint.served_name
 
     def client(self, *, timeout_s: float = _TIMEOUT_S) -> "openai.OpenAI":
-        """Return an OpenAI client. It never retries: a retry would hide a failure.
+        """Return an OpenAI client. It never retries, because a retry would hide a failure.
 
         Args:
             timeout_s: The time limit of a whole answer, in seconds.
@@ -53,7 +53,7 @@ class LlmServer:
         Args:
             timeout_s: The timeout of a single read, in seconds.
         """
-        import openai  # takes half a second
+        import openai  # imported here, because it takes half a second
 
         return openai.AsyncOpenAI(
             base_url=f"{self.url}/v1",
@@ -64,7 +64,7 @@ class LlmServer:
         )
 
     def http(self, *, timeout_s: float = _TIMEOUT_S) -> "httpx.Client":
-        """Return an HTTP client for pages outside the API, relative to `url`. It sends the API key.
+        """Return an HTTP client for paths outside the API, relative to `url`. It sends the API key.
 
         Args:
             timeout_s: The time limit of a whole answer, in seconds.

@@ -1,4 +1,4 @@
-"""The servers of a pytest run: start or attach them, check their health, stop them."""
+"""The servers of a pytest run: start them or attach to them, check their health, and stop them."""
 
 import contextlib
 import logging
@@ -29,11 +29,11 @@ from sm121.evidence import cgroup
 from sm121.evidence.failure import Cause
 
 _log = logging.getLogger(__name__)
-#: A start hangs if the server neither logs nor uses the CPU for this duration, in seconds.
+#: A start counts as hung if the server neither logs nor uses the CPU for this many seconds.
 _STALLED_AFTER_S = 90.0
 #: Time between SIGTERM and SIGKILL, in seconds.
 _STOP_WITHIN_S = 20.0
-#: After a failed test, a server hangs if it serves no token within this duration, in seconds.
+#: After a failed test, a server counts as hung if it serves no token within this many seconds.
 _ANSWERS_WITHIN_S = 10.0
 
 
@@ -46,7 +46,7 @@ class Start:
         arguments: Command-line arguments of the engine.
         environment: Environment variables of the engine, in addition to those of this process.
         engine: The name of the engine.
-        ready_within_s: Maximum duration of the start in seconds.
+        ready_within_s: The maximum duration of the start in seconds.
     """
 
     model: str
@@ -57,7 +57,7 @@ class Start:
 
 
 class Servers:
-    """The live servers of the run, and their state.
+    """The running servers of the run, and their states.
 
     Args:
         asked: The server that the user requested.
@@ -98,7 +98,8 @@ class Servers:
             log=None,
             naming="--llm-model",
         )
-        # With several server processes, each answer may come from another one: none is watched.
+        # If there are several server processes, each answer may come from another one, so no
+        # process is watched.
         if attached.several_processes(url, key) is None:
             self._lives.append(AttachedLife(server))
         self._attached = LlmServer(server.endpoint, None)
@@ -121,7 +122,7 @@ class Servers:
             folder: The folder for the server's log and crash bundle.
 
         Returns:
-            The server's life, which is checked after each test until `stop`.
+            The server's life. It is checked after each test, until `stop` is called.
 
         Raises:
             ServerFailed: The server did not start.
@@ -169,10 +170,10 @@ class Servers:
         return redacted(text, self._secrets)
 
     def look(self, *, test_failed: bool = False) -> ServerFailed | None:
-        """Return the error of a server that died since the last check or hangs; None without one.
+        """Return the error of a server that died since the last check, or that hangs; else None.
 
         Args:
-            test_failed: Whether the test failed. Then each started server must also generate a
+            test_failed: Whether the test failed. If so, each started server must also generate a
                 token.
         """
         for life in self._lives:
@@ -182,7 +183,7 @@ class Servers:
         return None
 
     def _look_at(self, life: Life, *, test_failed: bool) -> ServerFailed | None:
-        """Check one server. The test's timeout is suspended, since a check may take longer."""
+        """Check one server. The test's timeout is suspended, because a check may take longer."""
         with self._timer.stopped():
             return self._fault_of(life, test_failed=test_failed)
 
@@ -205,12 +206,12 @@ class Servers:
         return None
 
     def _still_dead(self, life: Life) -> ServerFailed | None:
-        """Return an error in each further test while the attached server is gone."""
+        """Return an error for each further test as long as the attached server does not answer."""
         if isinstance(life, ManagedLife):
-            return None  # its fixtures are finished after the test
+            return None  # the fixtures of a started server are finished after the test
         if not life.answers():
             return ServerFailed("the attached server ended in an earlier test and does not answer")
-        life.state()  # from now on, watch the process that answers now
+        life.state()  # from now on, watch the process that answers instead
         life.account()
         return None
 
@@ -232,7 +233,7 @@ class Servers:
             error: The error that ends the server's block; None if it ends without an error.
 
         Raises:
-            ServerFailed: The server died and no test reported it, or it did not stop cleanly.
+            ServerFailed: The server died and no test has reported this, or it did not stop cleanly.
         """
         __tracebackhide__ = True
         was_reported = life.accounted
@@ -282,7 +283,7 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
         """Stop the server.
 
         Raises:
-            ServerFailed: The server died and no test reported it, or it did not stop cleanly.
+            ServerFailed: The server died and no test has reported this, or it did not stop cleanly.
         """
         __tracebackhide__ = True
         if self._life is not None:

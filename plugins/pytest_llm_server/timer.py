@@ -1,4 +1,4 @@
-"""Suspension of a test's timeout (pytest-timeout), for example while a server starts."""
+"""Suspend a test's timeout (pytest-timeout), for example while a server starts."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ class _Limit:
 
 
 class Timer:
-    """Tracks the active timeout with the hooks of pytest-timeout."""
+    """Tracks the active timeout by the hooks of pytest-timeout."""
 
     def __init__(self) -> None:
         self._limit: _Limit | None = None

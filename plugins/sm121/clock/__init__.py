@@ -1,7 +1,7 @@
-"""Measure one running server by its HTTP API alone, from a notebook or a command line.
+"""Measure one running server with only its HTTP API, from a notebook or a command line.
 
-The numbers are the performance level's: the same client, the same metrics and the same checks. It
-needs only httpx and numpy of the suite's dependencies. uvloop is used if it is installed.
+The client, the metrics and the checks are those of the performance level. Of the suite's
+dependencies, this package needs only httpx and numpy. uvloop is used if it is installed.
 
     from sm121 import clock
 
@@ -24,7 +24,7 @@ class PackageMissing(ImportError):
 
 
 def __getattr__(name: str) -> Any:
-    """Import `measuring` on first use, so that a missing package is a one-line error."""
+    """Import `measuring` on first use, so that a missing package leads to a one-line error."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

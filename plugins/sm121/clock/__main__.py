@@ -19,11 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure a server and print its numbers.
 
     Args:
-        arguments: The command-line arguments. None: those of this process.
+        arguments: The command-line arguments; None for those of this process.
 
     Returns:
-        The exit status: 0; 1 if a number is INVALID; 4 for invalid arguments; 5 if the server
-        cannot be measured with these arguments. 4 and 5 come with one line on standard error.
+        The exit status: 0; 1 if a number is INVALID; 4 if the arguments are invalid; 5 if the
+        server cannot be measured with these arguments. For 4 and 5, one line is printed to standard
+        error.
     """
     try:
         options = _parser().parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The rates of one stream in the columns of llama-benchy (eugr/llama-benchy, ``results.py``)."""
+"""Print the rates of one stream in llama-benchy's columns (eugr/llama-benchy, ``results.py``)."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,13 @@ class BenchyRate:
     """A rate of one stream.
 
     Attributes:
-        kind: ``pp2048`` or ``tg32``.
-        depth: Tokens of context before the prompt.
-        prompt_tokens: Tokens of the whole prompt of a prefill rate; None for a decode rate.
-        value: The rate in tokens a second, for a rate without samples.
-        samples: The rate of each round; empty if some are not known or failed.
+        kind: The kind of rate and the number of tokens, for example ``pp2048`` or ``tg32``.
+        depth: The number of tokens of context before the prompt.
+        prompt_tokens: For a prefill rate, the number of tokens of the whole prompt; None for a
+            decode rate.
+        value: The rate in tokens per second. It is shown if there are no samples.
+        samples: The rate of each round; empty if the rate of some round is unknown or a request
+            failed.
     """
 
     kind: str
@@ -31,7 +33,7 @@ class BenchyRate:
 
     @property
     def place(self) -> tuple[int, bool]:
-        """The sort key of llama-benchy's order: by depth, prefill before decode."""
+        """A sort key for llama-benchy's order: by depth, and prefill before decode."""
         return self.depth, self.prompt_tokens is None
 
     def cells(self, model: str) -> list[str]:
@@ -50,9 +52,10 @@ class BenchyRate:
 
 
 def table(model: str, rates: Sequence[BenchyRate], started: str) -> str:
-    """Return rates as llama-benchy prints them; empty without rates.
+    """Return rates as llama-benchy prints them; empty if there are no rates.
 
-    Each cell has the mean ± standard deviation over the rounds; without samples, only the value.
+    A cell contains the mean ± standard deviation over the rounds. If there are no samples, it
+    contains only the value.
 
     Args:
         model: The name of the model.
@@ -73,7 +76,7 @@ def piped(rows: Iterable[Sequence[str]]) -> str:
     """Return rows as a Markdown table.
 
     Args:
-        rows: The cells of each row. The first two rows are the header and its rule.
+        rows: The cells of each row. The first two rows are the header and the line below it.
     """
     lines = []
     for row in rows:

@@ -29,7 +29,7 @@ from sm121.measure.metrics.times import TimePerToken, TimeToFirstToken
 from sm121.measure.plan import MOST_ROUNDS, Plan
 from sm121.measure.statistics import Estimate
 
-#: Timeout of the request for the server's list of models, in seconds.
+#: The timeout of the request for the server's list of models, in seconds.
 _ANSWER_WITHIN_S = 10.0
 _MEDIAN = 0.5
 
@@ -39,10 +39,11 @@ class Number:
     """A measured quantity.
 
     Attributes:
-        measurement: The samples, their clock, and the reasons why they are invalid.
+        measurement: The samples, how tokens were counted, and the reasons why the samples are
+            invalid.
         estimate: The value with its interval; None if nothing was measured.
-        depth: Tokens of context before the prompt.
-        metric: The key of the metric, such as ``tg`` of ``tg32@d0``.
+        depth: The number of tokens of context before the prompt.
+        metric: The key of the metric, for example ``tg`` for ``tg32@d0``.
     """
 
     measurement: Measurement
@@ -57,7 +58,7 @@ class Number:
 
     @property
     def valid(self) -> bool:
-        """Whether there are samples, and no reason makes them invalid."""
+        """Whether there are samples, and they are valid."""
         return self.estimate is not None and self.measurement.valid
 
     def __str__(self) -> str:
@@ -76,10 +77,10 @@ class Result:
     """The numbers of a server.
 
     Attributes:
-        model: The name of its model.
+        model: The name of the server's model.
         started: When the measurement began, in ISO 8601.
-        prompt_tokens: Tokens of the prompt, without the depth.
-        numbers: The numbers by name, such as ``tg32@d0``.
+        prompt_tokens: The number of tokens of the prompt, without the depth.
+        numbers: The numbers; the keys are their names, for example ``tg32@d0``.
     """
 
     model: str
@@ -114,7 +115,7 @@ class Result:
         )
 
     def problems(self) -> list[str]:
-        """Return one line per invalid number, skipped check or limitation of the client."""
+        """Return one line for each invalid number, skipped check or limitation of the client."""
         lines = []
         not_checked: dict[str, None] = {}
         for name, each in self.numbers.items():
@@ -136,7 +137,7 @@ class Result:
 
 
 def _nothing(_line: str) -> None:
-    """Show no progress."""
+    """Do not show progress."""
 
 
 def measure(
@@ -151,18 +152,18 @@ def measure(
     records: Path | None = None,
     show: Show = _nothing,
 ) -> Result:
-    """Measure a running server: pp and tg at each depth, TTFT and TPOT at the first.
+    """Measure a running server: pp and tg at each depth, TTFT and TPOT only at the first depth.
 
     Args:
         url: The address of the server, with or without /v1.
-        model: The name of its model; None: the only one that it serves.
+        model: The name of the model; None if the server has only one model.
         api_key: The server's API key; None if it needs none.
-        prompt_tokens: Length of the prompt.
-        tokens: Lengths of the answers for which decode rates are computed.
-        depths: Tokens of context before the prompt.
+        prompt_tokens: The length of the prompt, in tokens.
+        tokens: The numbers of tokens for which decode rates are computed.
+        depths: The numbers of tokens of context before the prompt.
         rounds: The number of long answers at each depth.
-        records: The folder of the raw answers; None: they are not kept.
-        show: Called with lines of progress.
+        records: The folder for the raw answers; None to not store them.
+        show: Prints a progress line.
 
     Raises:
         UsageError: No server answers, it does not serve the model, or a length is invalid.
@@ -230,7 +231,7 @@ def _numbers(server: MeasuredServer, plan: Plan) -> dict[str, Number]:
     for metric, cell in chosen:
         metric.settle(cell)
     numbers = {}
-    # Each number uses all rounds, including those that only another metric needed.
+    # Each number uses all rounds, including those that were measured for other metrics.
     for metric, cell in chosen:
         measurement = metric.of(cell)
         estimate = conclusion.estimate_of(measurement)
