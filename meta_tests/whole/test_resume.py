@@ -34,7 +34,10 @@ BAD = ("FAIL", "INVALID", "INCONCLUSIVE")
 
 
 def shown(file: VerdictFile) -> dict[str, Any]:
-    """Return the equal part of two runs of the same tests: all but times."""
+    """Return the fields of a verdict file that must be equal in a resumed and a whole run.
+
+    These are all fields except times.
+    """
     every = {"verdict", "exit_status", "reason", "finished", "arch", "profile", "levels", "metrics"}
     every |= {"starts", "unproven", "crashes", "changes", "against", "certified", "shard"}
     common = file.model_dump(mode="json", include=every)

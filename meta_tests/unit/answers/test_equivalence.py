@@ -141,7 +141,10 @@ def test_the_bound_of_bf16_lies_between_rounding_and_a_fault(steps, share, agree
     ],
 )
 def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
-    """`resumed`: the continuation after the other run's token; None if it cannot be requested."""
+    """`resumed` is what the server generates after the judged run's token at the fork.
+
+    None means that the engine does not accept token ids, so that it cannot continue there.
+    """
     judgement = agreement.compare_runs(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
     assert judgement.forks == forks and judgement.unjudged == (forks and resumed is None)
     difference = judgement.disagreement

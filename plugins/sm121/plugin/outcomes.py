@@ -169,7 +169,10 @@ def _failure(
     *,
     is_excused: bool,
 ) -> TestReport:
-    """Return the finding of a test after a failed phase. ``is_excused``: by a mark or a plugin."""
+    """Return the finding of a test after a failed phase.
+
+    ``is_excused`` means that an xfail mark or another plugin had excused the failure.
+    """
     verdict = Verdict.FAIL
     if isinstance(error, Undecided):
         verdict = error.verdict
