@@ -1,1 +1,1 @@
-"""The one package that speaks HTTP to servers."""
+"""Send HTTP requests to servers, and read the answers."""

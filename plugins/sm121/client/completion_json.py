@@ -1,4 +1,4 @@
-"""Completions as data, and the parser of the JSON in which servers send them.
+"""Completions as data classes, and the parser of the JSON that servers send.
 
 The parser reads the formats of OpenAI's /v1/completions, /v1/chat/completions and /v1/responses. It
 also reads the token ids and prompt log-probabilities of vLLM, and the token ids of llama-server.
@@ -19,13 +19,13 @@ _ID = "token_id:"
 
 @dataclass(frozen=True)
 class Position:
-    """One generated token, with the most likely tokens at its place.
+    """One generated token, with the likeliest tokens at its position.
 
-    Tokens have the engine's names: ``token_id:N`` if the engine sends ids, else their text.
+    A token is identified by ``token_id:N`` if the engine sends ids, or else by its text.
 
     Attributes:
         token: The generated token.
-        log_probability: Its log-probability; NaN if the server sent no number.
+        log_probability: The token's log-probability; NaN if the server sent no number.
         top: The log-probability of each of the most likely tokens.
     """
 
@@ -45,14 +45,14 @@ class Completion:
     prompt_ids: tuple[int, ...] | None
     #: One position per generated token.
     positions: tuple[Position, ...] | None
-    #: One log-probability per token of the prompt, from the second on.
+    #: One log-probability for each token of the prompt, beginning with the second token.
     prompt_log_probabilities: tuple[float, ...] | None
     #: ``usage.completion_tokens``.
     completion_tokens: int | None
     #: ``usage.prompt_tokens``.
     prompt_tokens: int | None
-    #: The log-probabilities of the most likely tokens at each place of the prompt, by their ids,
-    #: from the second place on.
+    #: For each token of the prompt, beginning with the second one, the log-probabilities of the
+    #: likeliest tokens; the keys are token ids.
     prompt_tops: tuple[Mapping[int, float], ...] | None = None
 
 
@@ -133,7 +133,7 @@ def ids_of(positions: Sequence[Position]) -> tuple[int, ...] | None:
         positions: The tokens.
 
     Returns:
-        One id per position; None if a token is named by its text.
+        One id for each position; None if any token is identified only by its text.
     """
     ids: list[int] = []
     for position in positions:
@@ -145,7 +145,7 @@ def ids_of(positions: Sequence[Position]) -> tuple[int, ...] | None:
 
 
 def id_of(name: str) -> int | None:
-    """Return the id in the name of a token, or None if the name is the token's text."""
+    """Return the id in a name such as ``token_id:7``; None if the name is the token's text."""
     if not name.startswith(_ID):
         return None
     return int(name.removeprefix(_ID))

@@ -1,4 +1,4 @@
-"""Rules that each greedy completion must satisfy by itself, without another run to compare with."""
+"""Check rules that each greedy completion must satisfy, without comparing it with another run."""
 
 import math
 import re
@@ -11,7 +11,8 @@ from sm121.core.unmet import Fact
 _ROUNDING = 1e-3
 #: A control token in a text.
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>")
-#: The character that replaces invalid UTF-8: a token may end in the middle of a character.
+#: The character that replaces invalid UTF-8, which occurs if a token ends in the middle of a
+#: character.
 _REPLACEMENT = "\ufffd"
 
 
@@ -24,18 +25,18 @@ def malformed(
     banned: bool = False,
     end_banned: bool = False,
 ) -> Fact | None:
-    """Check that a greedy answer fits its request, and that the answer's fields fit each other.
+    """Check that a greedy answer fits its request, and that its fields are consistent.
 
-    The compared fields are the numbers of ids, of log-probabilities and of completion tokens in
-    usage; finish_reason; the prompt's ids and their number in usage; the log-probabilities.
+    The checks cover the numbers of ids, of log-probabilities and of completion tokens in usage, the
+    finish_reason, the prompt's ids and their number in usage, and the log-probabilities.
 
     Args:
         answer: The answer.
         tokens: The number of tokens that the request sets.
-        prompt: The prompt of the request; not compared if it is a text.
-        may_end: Whether the answer may end before the limit. Its finish_reason must then be stop.
-        banned: Whether the request forbids the end-of-text token (``min_tokens``): that token may
-            then be likelier than the generated one.
+        prompt: The prompt of the request. If it is a text, the prompt's ids are not compared.
+        may_end: Whether the answer may end before the limit, with the finish_reason stop.
+        banned: Whether the request forbids the end-of-text token (``min_tokens``). If so, that
+            token may be likelier than the generated one.
         end_banned: Whether the engine may ban the end token for ``ignore_eos``; see
             `wrong_positions`.
 
@@ -65,7 +66,7 @@ def wrong_positions(
         end_banned: Whether one token, the same throughout the answer, may be more likely.
 
     Returns:
-        The first error, or None. None also if the answer has no log-probabilities.
+        The first error; None if there is none, or if the answer has no log-probabilities.
     """
     if answer.positions is None:
         return None
@@ -109,7 +110,7 @@ def _wrong_length(answer: Completion, tokens: int, *, may_end: bool) -> Fact | N
 
 
 def _wrong_names(answer: Completion) -> Fact | None:
-    """Compare the tokens named in the log-probabilities with the answer's ids, or its text."""
+    """Compare the tokens in the log-probabilities with the answer's ids, or else with its text."""
     positions = answer.positions or ()
     named = ids_of(positions)
     if named is not None:

@@ -1,4 +1,4 @@
-"""Greedy completions of an OpenAI-compatible server, with token ids and log-probabilities."""
+"""Request greedy completions with token ids and log-probabilities (OpenAI-compatible API)."""
 
 import json
 from collections.abc import Generator, Mapping, Sequence
@@ -21,7 +21,7 @@ from sm121.core.vocabulary import Vocabulary, of_server
 
 #: The fields of OpenAI's own /v1/completions. The others are vLLM's; most engines accept them.
 _OPENAI_FIELDS = frozenset({"model", "prompt", "max_tokens", "temperature", "logprobs"})
-#: Statuses with which engines refuse unknown fields.
+#: The HTTP statuses with which engines refuse unknown fields.
 _NOT_UNDERSTOOD = (400, 404, 422)
 #: Maximum number of characters that a message quotes from a prompt.
 _SHOWN = 60
@@ -37,7 +37,7 @@ class Refused(Sm121Error):
 
     Args:
         status: The status of the answer.
-        body: Its body.
+        body: The body of the answer.
     """
 
     def __init__(self, status: int, body: str) -> None:
@@ -53,15 +53,17 @@ class Request:
     prompt: Prompt
     #: The maximum number of generated tokens.
     tokens: int
-    #: How many alternatives to request per generated token; 0 requests no log-probabilities.
+    #: How many of the likeliest tokens to request for each generated token. With 0, no
+    #: log-probabilities are requested.
     top: int = 5
     #: Whether to request the log-probabilities of the prompt, which must then be ids.
     prompt_log_probabilities: bool = False
-    #: How many alternatives to request per prompt token.
+    #: How many of the likeliest tokens to request for each prompt token.
     prompt_top: int = 0
-    #: Only requests with the same salt share the prefix cache (vLLM's ``cache_salt``).
+    #: Requests share the prefix cache only if they have the same salt (vLLM's ``cache_salt``).
     salt: str | None = None
-    #: Further fields of the body. The default continues past the end-of-text token.
+    #: Further fields of the body. With the default, generation continues after the end-of-text
+    #: token.
     fields: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
 
     def body(self, model: str) -> dict[str, Any]:
@@ -89,16 +91,16 @@ class Request:
 
 
 class Asker:
-    """Sends greedy requests to one server and checks each answer by itself.
+    """Sends greedy requests to one server, and checks each answer.
 
     Each answer is compared with its request (`completion_rules.malformed`), and its text with its
     ids if a tokenizer.json is available. No tolerance applies to these checks.
 
     Args:
         server: The server.
-        timeout_s: Seconds that an answer may take.
-        checkpoint: The folder of the served model, for its tokenizer.json. None: the folder of a
-            managed server's model.
+        timeout_s: The time limit of an answer, in seconds.
+        checkpoint: The folder with the tokenizer.json of the served model. If None, the model with
+            which the suite started the server.
     """
 
     def __init__(
@@ -107,11 +109,11 @@ class Asker:
         self._server = server
         self._checkpoint = checkpoint
         self._timeout_s = timeout_s
-        #: Whether the server is vLLM, which must send the fields that it documents. Other engines
-        #: may lack them.
+        #: Whether the server is vLLM, which must send all fields that it documents. Other engines
+        #: may lack some.
         self._documented = server.engine == "vllm" or server.version is not None
-        #: Whether the server may ban the end token for ``ignore_eos``, as llama.cpp does; it sends
-        #: the log-probabilities before the ban.
+        #: Whether the server may ban the end token for ``ignore_eos``, as llama.cpp does. The
+        #: log-probabilities that it sends are those before the ban.
         self._bans_end = server.engine == "llama-cpp" or not self._documented
         #: Whether the server only accepts the fields of OpenAI's own API.
         self._plain = False
@@ -119,7 +121,7 @@ class Asker:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The tokenizer that compares ids with texts; None without a tokenizer.json."""
+        """The vocabulary for comparing ids with texts; None if there is no tokenizer.json."""
         return of_server(self._server, self._checkpoint)
 
     def ask(self, request: Request) -> Completion:
@@ -233,11 +235,11 @@ class Asker:
         return ""
 
     def ids(self, answer: Completion) -> tuple[int, ...]:
-        """Return the generated token ids; raises the errors of `need`."""
+        """Return the generated token ids, or raise the errors of `need`."""
         return self.need(answer.ids, "the generated token ids (return_token_ids)")
 
     def positions(self, answer: Completion) -> tuple[Position, ...]:
-        """Return the generated tokens with their log-probabilities; raises the errors of `need`."""
+        """Return the generated tokens with log-probabilities, or raise the errors of `need`."""
         return self.need(answer.positions, "log-probabilities (logprobs)")
 
     def _ask(self, http: httpx.Client, request: Request) -> Completion:
@@ -256,7 +258,7 @@ class Asker:
 
     def _checked(self, request: Request, answer: Completion) -> Completion:
         """Return the answer, or raise Unmet if it is malformed."""
-        # Another engine may not support ignore_eos; then the answer may end by itself.
+        # Engines other than vLLM may not support ignore_eos, so their answers may end early.
         may_end = self._plain or not self._documented or "ignore_eos" not in request.fields
         banned = "min_tokens" in request.fields
         end_banned = self._bans_end and "ignore_eos" in request.fields
@@ -308,10 +310,10 @@ def stream(
     Args:
         endpoint: The server.
         body: The JSON of the request, without ``stream``.
-        timeout_s: Seconds that the whole answer may take.
+        timeout_s: The time limit of the whole answer, in seconds.
 
     Yields:
-        Each chunk as it comes. Close the generator to close the connection.
+        Each chunk as soon as it arrives. To close the connection, close the generator.
 
     Raises:
         Refused: The server answered with an error.
@@ -330,7 +332,7 @@ def stream(
 
 
 def _shown(prompt: Prompt) -> str:
-    """Return a prompt as messages quote it."""
+    """Return a prompt as text for messages."""
     if not isinstance(prompt, str):
         return f"a prompt of {len(prompt)} ids"
     if len(prompt) <= _SHOWN:

@@ -6,7 +6,8 @@ import aiohttp
 
 from sm121.core.bounded import LARGEST_ANSWER, tls
 
-#: Less than the five seconds after which uvicorn closes an idle connection.
+#: Idle connections are kept for this many seconds. It is less than the five seconds after which
+#: uvicorn closes them.
 _KEEP_ALIVE_S = 2.0
 #: Time limit for establishing a connection, in seconds.
 _CONNECT_WITHIN_S = 30.0
@@ -40,7 +41,7 @@ def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp
 
 
 def refuse_packed(response: aiohttp.ClientResponse) -> None:
-    """Reject a compressed answer, whose bytes can be neither timed nor bounded.
+    """Reject a compressed answer, because its data cannot be timed, and their size is unknown.
 
     Args:
         response: The answer; only its headers are read.
@@ -80,7 +81,7 @@ def require_bounded(size: int) -> None:
     """Reject an answer that is larger than `LARGEST_ANSWER`.
 
     Args:
-        size: The bytes read so far.
+        size: The number of bytes that were read so far.
 
     Raises:
         aiohttp.ClientPayloadError: The answer is larger.

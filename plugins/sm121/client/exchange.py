@@ -1,4 +1,4 @@
-"""One request and its unvalidated answer."""
+"""Send one request, and return the answer without validating it."""
 
 import json
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ _SHOWN = 300
 
 @dataclass(frozen=True)
 class Exchange:
-    """One answer, not validated.
+    """One answer, without validation.
 
     Attributes:
-        status: The HTTP status; None if no answer came.
+        status: The HTTP status; None if no answer arrived.
         content_type: The Content-Type header; empty if there is none.
         content: The body.
-        failure: The reason why no answer came; empty if one came.
+        failure: Why no answer arrived; empty if an answer arrived.
     """
 
     status: int | None
@@ -30,12 +30,12 @@ class Exchange:
 
     @property
     def text(self) -> str:
-        """The start of the body, for a message."""
+        """The beginning of the body, for a message."""
         return self.content[:_SHOWN].decode("utf-8", "replace")
 
     @property
     def observed(self) -> str:
-        """The status and body without ids and times, which can be compared between two runs."""
+        """The status and the body without ids and times, so that two runs can be compared."""
         if self.status is None:
             return self.failure
         parsed = self.parsed()
@@ -67,12 +67,12 @@ def send(
         endpoint: The server.
         method: The HTTP method.
         path: The path.
-        content: The JSON body; None sends none.
-        key: An API key that replaces the endpoint's.
-        timeout_s: Seconds that the whole answer may take.
+        content: The JSON body; None for no body.
+        key: An API key to send in place of the endpoint's.
+        timeout_s: The time limit of the whole answer, in seconds.
 
     Returns:
-        The answer, or the reason why none came.
+        The answer, or the reason why none arrived.
     """
     headers: dict[str, str] = {}
     if content is not None:

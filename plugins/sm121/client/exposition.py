@@ -1,4 +1,4 @@
-"""The samples in a server's /metrics.
+"""Parse the samples in a server's /metrics.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -8,32 +8,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
-#: A longer line is no sample: the longest of vLLM's has 3,000 characters.
+#: Longer lines are not parsed. vLLM's longest line has 3,000 characters.
 _LONGEST_LINE = 1 << 16
 _LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
 class MetricSample:
-    """One sample of a Prometheus exposition."""
+    """One sample in a text of Prometheus metrics."""
 
     name: str
     labels: dict[str, str]
-    #: The number; may be NaN or infinite.
+    #: The value, which may be NaN or infinite.
     value: float
     #: The line that it was read from.
     line: str
 
 
 def samples_of(text: str, wanted: Callable[[str], bool]) -> Iterator[MetricSample]:
-    """Parse a Prometheus exposition.
+    """Parse a text of Prometheus metrics.
 
     Args:
-        text: The exposition.
-        wanted: Returns whether the samples of a metric with this name are parsed.
+        text: The text.
+        wanted: Returns whether to parse the samples of the metric with a given name.
 
     Yields:
-        Each sample of the wanted metrics. Lines that are no samples are skipped.
+        Each sample of the wanted metrics. Other lines are skipped.
     """
     for line in text.splitlines():
         if len(line) > _LONGEST_LINE:

@@ -1,8 +1,8 @@
 """Check that a server generates one token within a time limit.
 
-`/health` of an engine can return 200 while its scheduler is stuck. This check sends a real request.
-This module imports no large package, so that a container's health check takes less than a second
-besides the request.
+An engine's `/health` can return 200 although the scheduler is stuck. This check therefore sends a
+real request. The module imports no large package, so that a container's health check takes less
+than a second in addition to the request.
 """
 
 import http.client
@@ -20,7 +20,7 @@ from sm121.core.address import root_of
 _LARGEST_ANSWER = 1 << 20
 #: Maximum number of characters of an error's message that are shown.
 _LONGEST_REASON = 200
-#: The values of finish_reason with which an engine ends a request that it cannot complete.
+#: The values of finish_reason for a request that the engine could not complete.
 _NOT_FINISHED = ("abort", "error", "timeout")
 #: The prompt of the request.
 _PROMPT = "1 2 3"
@@ -32,14 +32,14 @@ class Health:
 
     Attributes:
         healthy: Whether the server generated a token in time.
-        message: One line for a person.
+        message: The result in one line, for people.
     """
 
     healthy: bool
     message: str
 
 
-#: The next steps that messages name.
+#: The next steps that messages recommend.
 _START = "Start the server, or name the address at which it listens."
 _GIVE_KEY = "Set the key in OPENAI_API_KEY."
 _READ_LOG = "Read the server's log for the cause."
@@ -59,15 +59,15 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
 
     Args:
         base_url: The address of the server, with or without /v1.
-        within_s: The time limit for everything, in seconds.
+        within_s: The time limit of the whole check, in seconds.
         api_key: The server's API key, if it has one.
-        model: The name of the model on the server. None: the first of `/v1/models`.
+        model: The name of the model on the server; None for the first model in `/v1/models`.
 
     Returns:
-        Whether a token came in time, with one line for a person.
+        Whether a token arrived in time, and the result in one line.
 
     Raises:
-        UsageError: The address is no HTTP address, or contains a password.
+        UsageError: The address is not an HTTP address, or contains a password.
     """
     server = _Server.parse(base_url, api_key)
     outcome: list[Health] = []
@@ -93,8 +93,8 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
             seconds = time.monotonic() - started
             outcome.append(Health(True, f"{base_url}: {name}: {generated} in {seconds:.2f} s"))
 
-    # A server that sends one byte a second never triggers the socket's timeout. Then the thread
-    # is abandoned: it is a daemon, and does not keep the process alive.
+    # If a server sends one byte a second, the socket's timeout is never reached. The thread is then
+    # abandoned; it is a daemon thread, so it does not keep the process alive.
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(within_s)
@@ -181,9 +181,10 @@ class _Server:
 
 
 def _tokens(choice: dict[str, Any], usage: object) -> int:
-    """Return the number of tokens in an answer, from its usage or its choice; 0 if both lack it.
+    """Return the number of tokens in an answer, from its usage or its choice; 0 if neither has it.
 
-    The text does not show the number: special tokens, such as the end of a message, have none.
+    The text does not show the number, because special tokens, for example the end of a message,
+    have no text.
     """
     counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
     if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:

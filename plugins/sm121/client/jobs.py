@@ -1,4 +1,4 @@
-"""The requests of a load, and their outcomes."""
+"""The requests ("jobs") of a load, and their outcomes."""
 
 import time
 from collections.abc import Sequence
@@ -23,13 +23,14 @@ Problem = tuple[str, str]
 class Job:
     """A request of a load."""
 
-    #: The name for messages.
+    #: The name of the request, for messages.
     name: str
     #: The JSON of the request.
     body: dict[str, Any]
     #: The maximum number of generated tokens per choice.
     tokens: int
-    #: The answer to the same prompt without other load; None for no comparison.
+    #: The answer to the same prompt without other load, with which to compare; None for no
+    #: comparison.
     alone: Completion | None = None
     behaviour: Behaviour = "complete"
     path: str = "/v1/completions"
@@ -40,7 +41,10 @@ class Job:
 
     @property
     def choices(self) -> int:
-        """The number of choices in the answer: ``n`` for each text of the prompt."""
+        """The number of choices in the answer.
+
+        It is ``n`` times the number of texts in the prompt.
+        """
         per_prompt = int(self.body.get("n", 1))
         prompt = self.body.get("prompt")
         if not prompt or not isinstance(prompt, list):
@@ -57,36 +61,36 @@ class Job:
 
 @dataclass
 class JobOutcome:
-    """The state of a job during a load, and its outcome. Times are of ``time.monotonic``.
+    """The state of a job during a load, and its outcome. Times are values of ``time.monotonic``.
 
-    A crash bundle lists the outcomes of the jobs in flight.
+    A crash bundle contains the states of the jobs in flight.
     """
 
-    #: The number of the request, over all loads of the client.
+    #: The number of the request, counted over all loads of the client.
     number: int
     job: Job
     started: float = field(default_factory=time.monotonic)
-    #: When the first token came.
+    #: When the first token arrived.
     first: float | None = None
-    #: When data came last.
+    #: When the latest data arrived.
     last: float | None = None
     ended: float | None = None
-    #: The HTTP status; None before an answer came.
+    #: The HTTP status; None before the answer begins.
     status: int | None = None
-    #: The number of tokens that came.
+    #: The number of tokens that have arrived.
     received: int = 0
-    #: The answer; its first choice if it has several.
+    #: The answer; if it has several choices, the first one.
     answer: Completion | None = None
-    #: The other choices.
+    #: The other choices of the answer.
     others: tuple[Completion, ...] = ()
     #: Why there is no answer; None if there is one.
     problem: Problem | None = None
 
     def progress(self, tokens: int) -> None:
-        """Note that data came.
+        """Record that data has arrived.
 
         Args:
-            tokens: The number of tokens in it.
+            tokens: The number of tokens in the data.
         """
         self.last = time.monotonic()
         if tokens and self.first is None:
@@ -95,25 +99,25 @@ class JobOutcome:
 
     @property
     def last_sign(self) -> float:
-        """When data came last, or when the request began."""
+        """When the latest data arrived, or when the request began."""
         return self.last or self.started
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from the request to the end of the answer; None before it ended."""
+        """Seconds from the request to the end of the answer; None before the answer has ended."""
         if self.ended is None:
             return None
         return self.ended - self.started
 
     def silent_s(self, now: float) -> float:
-        """Return the seconds without data until now."""
+        """Return the number of seconds since the latest data."""
         return now - self.last_sign
 
     def set_choices(self, choices: Sequence[Completion]) -> None:
         """Set the answer.
 
         Args:
-            choices: Its choices; at least one.
+            choices: The choices of the answer; at least one.
 
         Raises:
             ValueError: ``choices`` is empty.
@@ -122,7 +126,7 @@ class JobOutcome:
         self.others = tuple(others)
 
     def record(self) -> dict[str, Any]:
-        """Return the state as JSON, without the prompt and the answer, which may be long."""
+        """Return the state as JSON, without prompt and answer, because these may be long."""
         until = self.ended or time.monotonic()
         prompt = self.job.body.get("prompt")
         return {
@@ -141,7 +145,7 @@ class JobOutcome:
 
 @dataclass
 class LoadResult:
-    """The outcomes of a load. Times are of ``time.monotonic``."""
+    """The outcomes of a load. Times are values of ``time.monotonic``."""
 
     outcomes: list[JobOutcome]
     started: float
@@ -149,10 +153,10 @@ class LoadResult:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first request to the end of the last."""
+        """Seconds from the start of the first request to the end of the last one."""
         return self.ended - self.started
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that came."""
+        """The number of tokens that arrived."""
         return sum(outcome.received for outcome in self.outcomes)

@@ -1,6 +1,6 @@
 """A client that sends concurrent requests and watches their progress.
 
-Its times are accurate to about 0.1 s. To measure rates, use `sm121.client.timed`.
+The client's times are accurate to about 0.1 s. To measure rates, use `sm121.client.timed`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from sm121.client.patience import Patience
 from sm121.client.sse import DONE, EventParser
 from sm121.core import bounded, server
 
-#: Interval between two comparisons of a load with its time limits, in seconds.
+#: The interval at which a load is checked against its time limits, in seconds.
 _LOOK_EVERY_S = 0.25
 #: Maximum number of characters in the text of a problem.
 _LONGEST_TEXT = 300
@@ -41,15 +41,16 @@ _SLOW_READ_BYTES = 256
 _CANCEL_AFTER = 2
 #: Maximum number of requests that a message about a hang names.
 _QUOTED = 8
-#: The problem of healthy requests that are cancelled because another request is stuck.
+#: The problem to record for healthy requests that are cancelled because another request is stuck.
 _BROKEN_OFF = ("stopped", "cancelled because another request failed")
 #: Exceptions that parsing a malformed answer can raise.
 _UNREADABLE = (ValueError, KeyError, TypeError, AssertionError, AttributeError, RecursionError)
-#: Requests whose last data came within this time, in seconds, became silent together.
+#: If requests received their last data within this many seconds, they count as having become silent
+#: together.
 _TOGETHER_S = 0.15
 
-#: A function of the jobs in flight. It returns the next job, seconds until its next call, or None
-#: after the last job.
+#: A function that gets the jobs in flight. It returns the next job, or the seconds until it must be
+#: called again, or None after the last job.
 Source = Callable[[Sequence[JobOutcome]], Job | float | None]
 
 
@@ -59,19 +60,19 @@ class LoadClient:
 
     endpoint: server.Endpoint
     patience: Patience
-    #: Returns a reason to end the load, or None to continue.
+    #: Returns why the load must end, or None to continue.
     stop: Callable[[], Problem | None] = lambda: None
-    #: The jobs in flight and the failed ones of this load, by their numbers.
+    #: The jobs in flight and the failed jobs of this load; the keys are their numbers.
     in_flight: dict[int, JobOutcome] = field(default_factory=dict)
-    #: The number of ended requests, over all loads.
+    #: The number of requests that have ended, over all loads.
     completed: int = 0
     #: The number of the last request.
     _number: int = 0
-    #: The latest time at which a request that has ended received data.
+    #: When a request that has ended received data for the last time.
     _alive: float = 0.0
 
     def under_way(self) -> list[JobOutcome]:
-        """Return the jobs in flight. Safe to call during a load in another thread."""
+        """Return the jobs in flight. It may be called while a load runs in another thread."""
         return list(self.in_flight.copy().values())
 
     def run(
@@ -87,16 +88,16 @@ class LoadClient:
         """Send the jobs and read their answers.
 
         Args:
-            jobs: The jobs, which begin in this order.
-            concurrency: The most requests in flight at a time (closed loop). None: all of them.
-            arrivals: When each job begins, in seconds from the first (open loop).
-            preempts: Whether the jobs fill the KV cache, so that the engine may preempt a running
+            jobs: The jobs. They are started in this order.
+            concurrency: The maximum number of requests in flight (closed loop); None for no limit.
+            arrivals: When to start each job, in seconds after the first one (open loop).
+            preempts: Whether the jobs fill the KV cache. If so, the engine may preempt a running
                 request until others end.
-            lasts_s: Seconds after which no further job begins. None: all of them begin.
-            at_least: The minimum number of jobs that begin, even after ``lasts_s``.
+            lasts_s: After this many seconds, no further job is started. None to start all jobs.
+            at_least: The minimum number of jobs to start, even after ``lasts_s``.
 
         Returns:
-            The outcomes. The failure of a job is in its outcome.
+            The outcomes. If a job failed, its outcome has the problem.
         """
         self.in_flight.clear()
         if arrivals is None:
@@ -129,8 +130,9 @@ class LoadClient:
         started = time.monotonic()
         outcomes: list[JobOutcome] = []
         tasks: dict[asyncio.Task[None], JobOutcome] = {}
-        # No reuse: a server may close an idle connection at any moment, as llama-server does after
-        # an answer. A request on it would be lost without a fault of the server.
+        # Connections are not reused, because a server may close an idle connection at any time
+        # (llama-server does so after an answer). A request on such a connection would be lost
+        # without a fault of the server.
         async with open_session(self.endpoint.api_key, reuse=False) as session:
             try:
                 while True:
@@ -155,7 +157,8 @@ class LoadClient:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                # The cancelled jobs stay in `in_flight`: it shows the state at the end of the load.
+                # The cancelled jobs stay in `in_flight`, which shows the state at the end of the
+                # load.
                 for outcome in tasks.values():
                     outcome.ended = outcome.ended or time.monotonic()
         return LoadResult(outcomes, started, time.monotonic())
@@ -180,7 +183,7 @@ class LoadClient:
         return now - outcome.started > self.patience.within_s
 
     def _assign(self, problem: Problem, running: Sequence[JobOutcome]) -> None:
-        """Record the problem that ends the load; stuck jobs get another one than the other jobs."""
+        """Record the problem that ends the load. Jobs that are not stuck get another problem."""
         now = time.monotonic()
         kind, _ = problem
         for outcome in running:
@@ -199,11 +202,12 @@ class LoadClient:
         silent = [outcome for outcome in running if self._silent(outcome, now)]
         stuck: list[JobOutcome] = []
         if not preempts:
-            # A queued request gets no token while others do: its limit is `within_s`.
+            # A queued request gets no token as long as others do, so only the limit `within_s`
+            # applies to it.
             stuck = [outcome for outcome in silent if outcome.first is not None]
         if not stuck:
             stuck = [outcome for outcome in running if self._late(outcome, now)]
-        # Queued requests may all be silent for a while after other requests ended.
+        # After other requests have ended, all queued requests may be silent for a while.
         none_ended = now - self._alive > self.patience.silent_s
         if silent and len(silent) == len(running) and none_ended:
             last_sign = max(outcome.last_sign for outcome in silent)
@@ -256,7 +260,7 @@ async def _wait_for_any(
 
 
 async def _disconnect(session: aiohttp.ClientSession, url: str, outcome: JobOutcome) -> None:
-    """Close the connection while the server works on the prompt."""
+    """Close the connection while the server processes the prompt."""
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         async with asyncio.timeout(_DISCONNECT_AFTER_S):
             response = await session.post(url, json=outcome.job.body, allow_redirects=False)
@@ -318,7 +322,7 @@ async def _read_stream(response: aiohttp.ClientResponse, outcome: JobOutcome) ->
 
 
 def _planned(jobs: Sequence[Job], limit: int, moments: Sequence[float]) -> Source:
-    """Return a source of jobs in order, with a limit of jobs in flight and start times."""
+    """Return a source of jobs in order, with a limit of jobs in flight or with start times."""
     began = time.monotonic()
     pending = deque(zip(jobs, moments, strict=False))
 
@@ -338,7 +342,7 @@ def _planned(jobs: Sequence[Job], limit: int, moments: Sequence[float]) -> Sourc
 
 
 def _for_seconds(source: Source, lasts_s: float, at_least: int) -> Source:
-    """Return a source that ends after ``lasts_s``, but not before ``at_least`` jobs have begun."""
+    """Return a source that ends after ``lasts_s``, but not before ``at_least`` jobs started."""
     ends = time.monotonic() + lasts_s
     begun = 0
 
@@ -357,8 +361,9 @@ def _for_seconds(source: Source, lasts_s: float, at_least: int) -> Source:
 def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadResult:
     """Run a coroutine in its own thread, and cancel it if the calling thread is interrupted.
 
-    The time limit of a test and Ctrl-C are exceptions that a signal raises in the main thread. In a
-    callback of an event loop they would only be logged, and the load would continue.
+    A test's time limit and Ctrl-C are exceptions that a signal handler raises in the main thread.
+    If they were raised in a callback of an event loop, they would only be logged, and the load
+    would continue.
     """
     result: Future[LoadResult] = Future()
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
@@ -382,7 +387,7 @@ def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadRes
     finally:
         if not result.done():
             for loop, task in running:
-                with contextlib.suppress(RuntimeError):  # The loop has ended in the meantime.
+                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                     loop.call_soon_threadsafe(task.cancel)
             thread.join(_END_WITHIN_S)
 
@@ -407,7 +412,10 @@ def _only_choice(part: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def _count_tokens(event: dict[str, Any]) -> int:
-    """Return the number of tokens in an event; a choice with text and no ids counts as one."""
+    """Return the number of tokens in an event.
+
+    A choice with text, but without ids, counts as one token.
+    """
     tokens = 0
     for choice in event.get("choices") or ():
         ids = choice.get("token_ids")

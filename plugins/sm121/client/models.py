@@ -12,10 +12,11 @@ def listed(http: httpx.Client, expected: str) -> dict[str, Any]:
 
     Args:
         http: A client of the server.
-        expected: The beginning of the error messages: the address and what is expected there.
+        expected: The beginning of error messages: the address, and what is expected there.
 
     Raises:
-        UsageError: No server answers, it refuses the key, or its answer is no list of models.
+        UsageError: No server answers, it refuses the API key, or its answer is not a list of
+            models.
     """
     answer = _get(http, expected)
     try:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 class Patience:
     """The time limits of a request.
 
-    The timed client counts silence from the first byte on. The load client counts it from the
-    request, and tolerates the silence of a queued request while others get their tokens.
+    The timed client counts the time without data from the first byte of an answer. The load client
+    counts it from the request, and tolerates it for a queued request as long as other requests get
+    tokens.
 
     Attributes:
-        within_s: Seconds that the whole request may take.
-        silent_s: Seconds that may pass without data.
+        within_s: The time limit of the whole request, in seconds.
+        silent_s: The maximum time without data, in seconds.
     """
 
     within_s: float

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 
 #: The data of the last event of an OpenAI stream.
 DONE = b"[DONE]"
-#: The other fields of the specification, which OpenAI streams do not need.
+#: The other fields of the specification, which are ignored, because OpenAI streams do not need
+#: them.
 _OTHER_FIELDS = (b"event", b"id", b"retry")
 
 
 class EventParser:
-    """Parses events from the pieces of a body, which may be split at any byte.
+    """Parses events from the pieces of a body. The body may be split at any byte.
 
-    CR, LF and CRLF end a line. No other character does: U+2028 may occur in a model's text. An
-    empty line ends an event; an event without one at the end of the body is discarded.
+    A line ends with CR, LF or CRLF, and with no other character, because a model's text may
+    contain, for example, U+2028. An event ends with an empty line. If the body ends without one,
+    the last event is discarded.
 
     Attributes:
         malformed: Lines that are neither a field of an event nor a comment.
@@ -31,7 +33,7 @@ class EventParser:
         """Parse the next piece of the body.
 
         Args:
-            piece: The bytes; may be empty.
+            piece: The bytes, which may be empty.
 
         Yields:
             The data of each event that ends in this piece, without blanks around its lines.
@@ -43,7 +45,7 @@ class EventParser:
         self._after_cr = piece.endswith(b"\r")
         self._line += piece
         if b"\n" not in piece and b"\r" not in piece:
-            return  # do not split a long line again for each of its pieces
+            return  # do not search a long line again for each of its pieces
         lines = bytes(self._line).splitlines(keepends=True)
         self._line.clear()
         if lines and not lines[-1].endswith((b"\r", b"\n")):

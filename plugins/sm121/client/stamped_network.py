@@ -1,4 +1,4 @@
-"""Connections that timestamp each socket read, below the HTTP client of `timed`."""
+"""Connections for the HTTP client of `timed` that store a timestamp for each socket read."""
 
 import asyncio
 import ssl
@@ -11,19 +11,19 @@ from typing import Any
 
 import httpcore
 
-#: Bytes that a connection buffers before it stops reading.
+#: A connection stops reading if it has buffered this many bytes.
 _BUFFER_BYTES = 1 << 20
 
 
 @dataclass
 class Stamps:
-    """The network's timestamps of one request, from ``time.perf_counter_ns``.
+    """The timestamps of one request, taken at the socket (``time.perf_counter_ns``).
 
     Attributes:
-        sent_ns: When the request was sent, or began to wait for a connection. None: neither yet.
-        read_ns: When the latest bytes of its answer came.
+        sent_ns: When the request was sent, or began to wait for a connection; None before that.
+        read_ns: When the latest bytes of the answer arrived.
         reused: Whether an earlier request used the same connection.
-        heard: Whether any byte of the answer came.
+        heard: Whether any byte of the answer has arrived.
     """
 
     sent_ns: int | None = None
@@ -32,12 +32,12 @@ class Stamps:
     heard: bool = False
 
     def note_sending(self) -> None:
-        """Set ``sent_ns`` to now; later calls do not change it."""
+        """Set ``sent_ns`` to the current time. Later calls do not change it."""
         if self.sent_ns is None:
             self.sent_ns = time.perf_counter_ns()
 
 
-#: The stamps of the request that the running task sends.
+#: The timestamps of the request that the current task sends.
 CURRENT: ContextVar[Stamps] = ContextVar("stamps")
 
 
@@ -52,7 +52,7 @@ class StampedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a connection. The request that waits for it counts as sent now."""
+        """Open a connection. The request that waits for it counts as sent at this time."""
         del local_address, socket_options  # the client sets neither
         stamps = CURRENT.get()
         stamps.note_sending()
@@ -70,7 +70,7 @@ class StampedNetwork(httpcore.AsyncNetworkBackend):
 
 
 class _Wire(asyncio.Protocol):
-    """The socket of a connection: the received bytes, and the time of each read."""
+    """A connection's socket, with the received bytes and the time of each read."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -112,7 +112,10 @@ class _Wire(asyncio.Protocol):
         self._writable.set()
 
     async def take(self) -> tuple[int, bytes]:
-        """Return the time and the bytes of the next read; no bytes at the end."""
+        """Return the time and the bytes of the next read.
+
+        At the end of the data, the bytes are empty.
+        """
         while not self.reads:
             if self.error is not None:
                 raise httpcore.ReadError(str(self.error)) from self.error
@@ -135,13 +138,16 @@ class _Wire(asyncio.Protocol):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection with the interface of httpcore. `timed` enforces the time limits."""
+    """A connection with httpcore's interface.
+
+    It has no time limits, because `timed` enforces them.
+    """
 
     def __init__(self, wire: _Wire) -> None:
         self._wire = wire
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return the bytes of one socket read, and store its time in the request's stamps."""
+        """Return the bytes of one socket read, and store the time of this read for the request."""
         del max_bytes, timeout
         stamps = CURRENT.get()
         stamps.read_ns, data = await self._wire.take()
@@ -149,7 +155,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send bytes. A request counts as sent when its first bytes are."""
+        """Send bytes. A request counts as sent when its first bytes are sent."""
         del timeout
         CURRENT.get().note_sending()
         await self._wire.send(buffer)
@@ -182,7 +188,10 @@ class _Stream(httpcore.AsyncNetworkStream):
         return self
 
     def get_extra_info(self, info: str) -> Any:
-        """Return a property; ``is_readable``: the connection is closed or has unrequested data."""
+        """Return a property.
+
+        ``is_readable`` means that the connection is closed or has unexpected data.
+        """
         if info == "is_readable":
             return self._wire.ended or bool(self._wire.reads)
         return self._wire.transport.get_extra_info(info)

@@ -1,6 +1,7 @@
-"""The timed path: requests over one session, with a timestamp for each socket read.
+"""Send timed requests over one session, with a timestamp for each socket read.
 
-Answers are parsed after the whole batch, so that no stream waits for the parsing of another.
+Answers are parsed after all requests of a batch have ended, so that no stream waits for the parsing
+of another.
 """
 
 import asyncio
@@ -17,28 +18,28 @@ from sm121.client.stamped_network import CURRENT, StampedNetwork, Stamps
 from sm121.client.timed_answer import TimedAnswer, read_answer, read_event
 from sm121.core.bounded import LARGEST_ANSWER, tls
 
-#: Interval in which `LagWatch` measures the delay of the event loop, in seconds.
+#: The interval at which `LagWatch` measures the delay of the event loop, in seconds.
 _TICK_S = 0.004
-#: Shorter delays are within the resolution of the event loop's timers, and are ignored.
+#: Shorter delays are ignored, because they are within the resolution of the event loop's timers.
 _SHORTEST_LAG_NS = 2_000_000
-#: How close to a delay a timestamp must be, in nanoseconds, to count as affected by it.
+#: A timestamp counts as affected by a delay if it is within this many nanoseconds of the delay.
 _LAG_SLACK_NS = 2_000_000
-#: Characters of an error.
+#: The maximum length of an error, in characters.
 _ERROR_LENGTH = 300
-#: If a reused connection breaks within this time, the server had closed the idle connection and
-#: never read the request. If it breaks later, the server may have read the request.
+#: If a reused connection breaks within this time, the server had already closed it and did not read
+#: the request. If it breaks later, the server may have read the request.
 _AT_ONCE_NS = 50_000_000
-#: Longest interval between two comparisons of a request with its time limits, in seconds.
+#: The maximum interval between two checks of a request's time limits, in seconds.
 _LONGEST_LOOK_S = 0.5
-#: Time after which an idle connection is not used again, in seconds. It is less than the five
-#: after which uvicorn closes one.
+#: An idle connection is not used again after this time, in seconds. uvicorn closes idle connections
+#: after five seconds.
 _KEEP_ALIVE_S = 2.0
 #: Time limit for establishing a connection, in seconds.
 _CONNECT_WITHIN_S = 30.0
 
 
 class _Unusable(Exception):
-    """The answer can be neither timed nor bounded."""
+    """The answer cannot be timed, or its size is unlimited."""
 
 
 _FAILURES = (
@@ -60,7 +61,7 @@ class TimedRequest:
     body: bytes
     #: The number of tokens to generate.
     asked_tokens: int
-    #: The number of tokens of the prompt; 0 if it is not known.
+    #: The number of tokens of the prompt; 0 if it is unknown.
     asked_prompt: int
     stream: bool = True
     #: The name of the fixed text that ends the prompt; empty if there is none.
@@ -73,13 +74,13 @@ class TimedBatch:
 
     #: The answers, in the order of the requests.
     answers: list[TimedAnswer]
-    #: Seconds from the start of the first request to the end of the last.
+    #: Seconds from the start of the first request to the end of the last one.
     wall_s: float
-    #: Seconds of processor time of the client.
+    #: The processor time of the client, in seconds.
     cpu_s: float
-    #: The largest delay of the event loop.
+    #: The longest delay of the event loop, in nanoseconds.
     worst_lag_ns: int
-    #: The drift in seconds of the machine's other clocks from the client's clock; see `steps`.
+    #: By how many seconds the machine's other clocks drifted from the client's clock; see `steps`.
     clock_steps: dict[str, float] = field(default_factory=dict)
     #: The package of the event loop: uvloop, or asyncio if uvloop is not installed.
     event_loop: str = ""
@@ -90,7 +91,7 @@ class LagWatch:
 
     Attributes:
         late: The end and the length of each delay, in nanoseconds.
-        worst_ns: The largest delay in nanoseconds.
+        worst_ns: The longest delay in nanoseconds.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class LagWatch:
         """Return by how much a timestamp may be late, because the event loop was busy.
 
         Args:
-            stamp_ns: The timestamp, of ``time.perf_counter_ns``.
+            stamp_ns: The timestamp (``time.perf_counter_ns``).
 
         Returns:
             The longest delay around that time in nanoseconds; 0 if there was none.
@@ -133,11 +134,11 @@ class LagWatch:
 
 
 class TimedClient:
-    """Sends timed requests to one server; an asynchronous context manager for one event loop.
+    """Sends timed requests to one server. It is an asynchronous context manager for one event loop.
 
     Args:
         base_url: The address of the server, without /v1.
-        api_key: Its API key.
+        api_key: The server's API key.
     """
 
     def __init__(self, base_url: str, api_key: str) -> None:
@@ -164,8 +165,9 @@ class TimedClient:
         """Send the requests of a batch and wait for its end.
 
         Args:
-            requests: The requests. They begin in this order.
-            concurrency: The number of workers. Each sends its next request after an answer.
+            requests: The requests. They are started in this order.
+            concurrency: The number of workers. A worker sends its next request when its last answer
+                has ended.
             patience: The time limits of each request.
 
         Returns:
@@ -200,7 +202,7 @@ class TimedClient:
         return batch
 
     async def _send(self, sending: "_Sending", patience: Patience) -> None:
-        """Send one request and end it at its time limits."""
+        """Send one request, and end it if it reaches one of its time limits."""
         sending.begin()
         answer = sending.answer
         reads = sending.reads
@@ -209,7 +211,7 @@ class TimedClient:
         deadline = last_change + patience.within_s
         known_reads = 0
         while True:
-            # Check in intervals: a timer for each read would add work to the timed path.
+            # Check at intervals, because a timer for each read would add work to the timed path.
             await asyncio.wait((reading,), timeout=min(_LONGEST_LOOK_S, patience.silent_s / 4))
             now = time.monotonic()
             if reading.done():
@@ -232,7 +234,7 @@ class TimedClient:
         answer.ended_ns = answer.ended_ns or time.perf_counter_ns()
 
     async def _read(self, sending: "_Sending") -> None:
-        """Send the request, and repeat it if the server had closed the idle connection.
+        """Send the request. If the server had closed the idle connection, send it again.
 
         llama-server sometimes closes a connection at the end of a stream and then never reads the
         next request on it. A repeated request keeps the time of its first attempt.
@@ -261,7 +263,8 @@ class TimedClient:
     async def _read_once(self, sending: "_Sending", stamps: Stamps) -> None:
         answer = sending.answer
         reads = sending.reads
-        # A redirect is not followed: the answer of the new address would have another start time.
+        # Redirects are not followed, because the answer from the new address would have another
+        # start time.
         async with self._pool.stream(
             "POST",
             self._base_url + sending.request.path,
@@ -296,7 +299,7 @@ class TimedClient:
 
 
 class _Sending:
-    """A request under way, its answer and the time and bytes of each socket read."""
+    """A request that is in progress, its answer, and the time and bytes of each socket read."""
 
     def __init__(self, request: TimedRequest) -> None:
         self.request = request
@@ -304,7 +307,7 @@ class _Sending:
         self.reads: list[tuple[int, bytes]] = []
 
     def begin(self) -> None:
-        """Create the answer. ``sent_ns`` is the current time until the request is really sent."""
+        """Create the answer. ``sent_ns`` is the current time until the request has been sent."""
         self.answer = TimedAnswer(
             time.perf_counter_ns(),
             asked_tokens=self.request.asked_tokens,
@@ -344,11 +347,12 @@ def _clocks() -> dict[str, int]:
 
 
 def steps(before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
-    """Return how far the machine's other clocks drifted from the client's clock.
+    """Return by how much the machine's other clocks drifted from the client's clock.
 
     Args:
-        before: The nanoseconds of each clock at the start; ``used`` is the client's.
-        after: The same at the end.
+        before: The reading of each clock at the start, in nanoseconds. ``used`` is the client's
+            clock.
+        after: The readings at the end.
 
     Returns:
         The drift of each other clock in seconds.
@@ -379,11 +383,11 @@ def completion(
         prompt: The prompt, as token ids or as a text that includes all special tokens.
         prompt_tokens: The number of tokens of the prompt.
         tokens: The number of tokens to generate.
-        stream: Whether the answer is streamed, with continuous usage.
-        ids: Whether to request token ids. Not for timed requests: vLLM then sends the prompt's ids
-            in the first chunk, which delays it.
+        stream: Whether to stream the answer, with continuous usage.
+        ids: Whether to request token ids. Do not use this for timed requests, because vLLM then
+            also sends the prompt's ids in the first chunk, which delays the chunk.
         text: The name of the fixed text that ends the prompt.
-        temperature: 0 is greedy.
+        temperature: The temperature; 0 for greedy sampling.
 
     Returns:
         The request.
@@ -400,7 +404,7 @@ def completion(
     if ids:
         body["return_token_ids"] = True
     if isinstance(prompt, str):
-        body["add_special_tokens"] = False  # The text already contains all special tokens.
+        body["add_special_tokens"] = False  # the text already contains all special tokens
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     content = json.dumps(body).encode()
@@ -422,9 +426,9 @@ def chat(
     Args:
         model: The name of the model on the server.
         question: The text of the user's message.
-        tokens: The limit of generated tokens.
-        greedy: False samples with the model's default settings.
-        stream: Whether the answer is streamed, with usage.
+        tokens: The maximum number of generated tokens.
+        greedy: Whether to sample greedily. If false, the model's default settings are used.
+        stream: Whether to stream the answer, with usage.
 
     Returns:
         The request.

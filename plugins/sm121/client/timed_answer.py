@@ -1,4 +1,4 @@
-"""Timed answers: from socket reads with timestamps to counted tokens."""
+"""Convert socket reads with timestamps to timed answers with counted tokens."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,44 +9,45 @@ from sm121.client.sse import DONE, EventParser
 
 #: How tokens are counted: by the ids in each chunk, by continuous usage, or one token per chunk.
 Clock = Literal["token_ids", "usage", "chunks"]
-#: Fields of a message that have generated tokens besides ``content``.
+#: Fields of a message other than ``content`` that contain generated tokens.
 _HIDDEN_FIELDS = ("reasoning", "reasoning_content", "tool_calls")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One server-sent event with a choice."""
+    """One server-sent event that contains a choice."""
 
-    #: The time of the socket read that completed it, of ``time.perf_counter_ns``.
+    #: When the socket read that completed the event ended (``time.perf_counter_ns``).
     at_ns: int
-    #: The number of token ids in it; None if it has no such field.
+    #: The number of token ids in the event; None if it has no such field.
     ids: int | None
-    #: The server's running count of completion tokens, None without continuous usage.
+    #: The number of completion tokens so far, as reported by the server; None if it sends no
+    #: continuous usage.
     counted: int | None
-    #: Whether it has content, reasoning or a tool call.
+    #: Whether the event has content, reasoning or a tool call.
     text: bool
-    #: Whether it has content, which the user reads.
+    #: Whether the event has content that users read.
     visible: bool
-    #: Its finish_reason.
+    #: The finish_reason in the event.
     finish: str | None
-    #: Bytes of data since the previous chunk, including this chunk's.
+    #: The bytes of data since the previous chunk, including this chunk.
     size: int = 0
 
 
 class Arrival(NamedTuple):
     """A chunk that carries a generated token."""
 
-    #: The time of the chunk, of ``time.perf_counter_ns``.
+    #: The time of the chunk (``time.perf_counter_ns``).
     at_ns: int
-    #: Tokens so far, including this chunk's.
+    #: The number of tokens so far, including those of this chunk.
     tokens: int
-    #: Bytes of data since the previous arrival.
+    #: The bytes of data since the previous arrival.
     size: int
 
 
 @dataclass(slots=True)
 class TimedAnswer:
-    """The answer to one request. Times are of ``time.perf_counter_ns``."""
+    """The answer to one request. Times are values of ``time.perf_counter_ns``."""
 
     #: When the request was sent.
     sent_ns: int
@@ -60,9 +61,9 @@ class TimedAnswer:
     text: str = ""
     #: The text of the completion, or the content of the chat.
     content: str = ""
-    #: The HTTP status; None if no answer came.
+    #: The HTTP status; None if no answer arrived.
     status: int | None = None
-    #: Why the request failed; None if it did not.
+    #: Why the request failed; None if it did not fail.
     error: str | None = None
     chunks: list[Chunk] = field(default_factory=list)
     #: ``usage.prompt_tokens`` of the last event with usage.
@@ -73,13 +74,14 @@ class TimedAnswer:
     prompt_ids: int | None = None
     #: ``usage.prompt_tokens_details.cached_tokens``.
     cached_tokens: int | None = None
-    #: The number of repeated sendings after the server had closed an idle connection.
+    #: How often the request was sent again because the server had closed an idle connection.
     retries: int = 0
     #: The address of a redirect, which the client does not follow.
     redirected_to: str | None = None
-    #: Bytes of events without a choice after the last event with a choice.
+    #: The bytes of events without a choice that follow the last event with a choice.
     unclaimed_bytes: int = 0
-    #: The client's own delay in the timestamps of the sending, the first and the last token.
+    #: The client's own delays of three timestamps: of the request, of the first and of the last
+    #: token.
     lag_ns: tuple[int, int, int] = (0, 0, 0)
 
     @property
@@ -105,7 +107,7 @@ class TimedAnswer:
             clock: How tokens are counted.
 
         Returns:
-            One arrival per chunk with new tokens.
+            One arrival for each chunk with new tokens.
         """
         arrivals: list[Arrival] = []
         total = 0
@@ -134,7 +136,7 @@ def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None
     """Parse a streamed body into an answer. Malformed data sets the answer's error.
 
     Args:
-        answer: The answer; its fields are set here.
+        answer: The answer, whose fields are set.
         reads: The time and the bytes of each socket read. A chunk has the time of the read that
             completed it.
     """
@@ -149,8 +151,8 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
     """Parse one event, or the whole body of an answer that is not streamed.
 
     Args:
-        answer: The answer; its fields are set here.
-        at_ns: When the data came.
+        answer: The answer, whose fields are set.
+        at_ns: When the data arrived.
         data: The JSON. Malformed data sets the answer's error.
     """
     try:

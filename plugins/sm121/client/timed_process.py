@@ -1,4 +1,4 @@
-"""The timed client in its own process, which keeps the work of pytest off the timed path.
+"""Run the timed client in its own process, so that the work of pytest does not affect the times.
 
 ``python -m sm121.client.timed_process`` reads pickled messages from its standard input: first the
 address and API key of a server, then batches. It writes one pickled result for each batch, and ends
@@ -23,29 +23,29 @@ from sm121.core.errors import Sm121Error
 uvloop: ModuleType | None
 try:
     import uvloop
-except ImportError:  # asyncio's own loop timestamps as precisely, but uses more processor time
+except ImportError:  # asyncio's own loop is as precise, but uses more processor time
     uvloop = None
 
-#: Bytes of the length before each message to the process.
+#: The size of the length field before each message to the process, in bytes.
 _SIZE_BYTES = 8
-#: Bytes that the process buffers of its input.
+#: How many bytes of its input the process buffers.
 _BUFFER_BYTES = 1 << 20
-#: Real-time priority of the process, of 1 to 99; see sched(7).
+#: The real-time priority of the process (1 to 99, see sched(7)).
 _REAL_TIME = 10
-#: Nice value of the process if it may not have a real-time priority.
+#: The nice value of the process if a real-time priority is not allowed.
 _NICE = -10
 
 
 class ClientDied(Sm121Error):
-    """The client's process ended in the middle of a batch."""
+    """The client's process ended before it had completed a batch."""
 
 
 class TimedProcess:
-    """Sends batches from its own process; a context manager.
+    """Sends batches from a separate process. It is a context manager.
 
     Args:
         base_url: The address of the server, without /v1.
-        api_key: Its API key.
+        api_key: The server's API key.
     """
 
     def __init__(self, base_url: str, api_key: str) -> None:
@@ -55,7 +55,8 @@ class TimedProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,  # the parent handles Ctrl-C
         )
-        # Not on the command line, which other users of the machine can read.
+        # The key is not passed on the command line, because other users of the machine can read
+        # that.
         self._write((base_url, api_key))
 
     def __enter__(self) -> "TimedProcess":
@@ -102,7 +103,7 @@ class TimedProcess:
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:
-    """Return the parent's next message, or None if the parent closed the pipe."""
+    """Return the parent's next message; None if the parent has closed the pipe."""
     try:
         size = int.from_bytes(await reader.readexactly(_SIZE_BYTES))
         return pickle.loads(await reader.readexactly(size))  # noqa: S301 - our own parent's
@@ -117,7 +118,7 @@ async def _serve(output: IO[bytes]) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     base_url, api_key = await _read(reader)
     async with TimedClient(base_url, api_key) as client:
-        # The next message is read during a batch, which shows that the parent still lives.
+        # The next message is read during a batch, to notice if the parent ends.
         coming = asyncio.create_task(_read(reader))
         while (order := await coming) is not None:
             coming = asyncio.create_task(_read(reader))
@@ -127,24 +128,24 @@ async def _serve(output: IO[bytes]) -> None:
             run = client.run(requests, concurrency=concurrency, patience=patience)
             running = asyncio.create_task(run)
             await asyncio.wait((running, coming), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():  # The parent sends nothing during a batch, so it has ended.
+            if not running.done():  # the parent has ended: it sends nothing during a batch
                 return
             output.write(pickle.dumps(running.result()))
             output.flush()
 
 
 def _raise_priority() -> None:
-    """Raise the process's priority: the client needs little processor time, but without delay."""
+    """Raise the process's priority, because the client needs its processor time at once."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME))
-    except OSError:  # Only root may raise it, and not in every container.
+    except OSError:  # only root may raise it, and not in every container
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
 
 def main() -> None:
     """Serve the parent until it closes the pipe."""
-    gc.disable()  # Garbage is collected between batches, never during a measurement.
+    gc.disable()  # garbage is collected between batches, not during a measurement
     _raise_priority()
     loop_factory = None if uvloop is None else uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
