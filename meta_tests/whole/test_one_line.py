@@ -235,8 +235,8 @@ def clone(tmp_path, warm_pytest):
     )
     verdict_file.write(earlier, report / verdict_file.NAME)
 
-    def run(*words: str) -> tuple[int, Path]:
-        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    def run(*words: str, **more: str) -> tuple[int, Path]:
+        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | more
         begun = warm_pytest().start(
             ["-p", "no:cacheprovider", *words], tmp_path / "output.txt", variables, folder=tmp_path
         )
@@ -273,6 +273,41 @@ def test_a_named_report_directory_is_that_of_its_run(clone):
     """CI reads verdict.json there, and must never find an earlier verdict."""
     status, report = clone("-m", "sm90", "--report-dir=conformance-report")
     assert (status, verdict(report)) == (5, "NOT_RUN")
+
+
+@pytest.mark.parametrize("given_by", ["PYTEST_ADDOPTS", "pytest.ini"])
+def test_a_report_directory_may_be_named_elsewhere_than_on_the_command_line(
+    clone, given_by, tmp_path
+):
+    option = "--report-dir=conformance-report"
+    variables = {}
+    if given_by == "PYTEST_ADDOPTS":
+        variables = {given_by: option}
+    else:
+        settings = tmp_path / given_by
+        settings.write_text(settings.read_text().replace("addopts = ", f"addopts = {option} "))
+    status, report = clone("-k", "nosuch", **variables)
+    assert (status, verdict(report)) == (5, "NOT_RUN")
+    assert [verdict(folder) for folder in (report / "earlier").iterdir()] == ["PASS"]
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        pytest.param("", 5, id="no-test"),
+        pytest.param("def test_x(:", 2, id="no-collection"),
+        pytest.param("def test_x(): pass", 0, id="tests-of-the-project"),
+    ],
+)
+def test_no_earlier_verdict_is_where_a_run_without_tests_names_its_report(
+    clone, tmp_path, text, status
+):
+    (tmp_path / "test_own.py").write_text(text)
+    ended, report = clone("test_own.py", PYTEST_ADDOPTS="--report-dir=conformance-report")
+    assert ended == status, (tmp_path / "output.txt").read_text()
+    assert (report / "verdict.json").exists() == (status == 0)
+    if status:
+        assert [verdict(folder) for folder in (report / "earlier").iterdir()] == ["PASS"]
 
 
 def test_a_refused_request_leaves_the_report_where_it_is(clone, canary_bf16):

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import functools
+import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -42,6 +44,18 @@ _MACHINE = pytest.StashKey[IO[str]]()
 #: Set if another run is using the report directory. Then this run only validates its request, in a
 #: temporary folder.
 _IN_USE = pytest.StashKey[directory.InUse]()
+#: The exit statuses of pytest if the tests have ended.
+_ENDED = (
+    pytest.ExitCode.OK,
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+    pytest.ExitCode.TESTS_FAILED,
+)
+#: The exit statuses of pytest if no test ran, apart from a refused request.
+_NOTHING_RAN = (
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+    pytest.ExitCode.INTERRUPTED,
+    pytest.ExitCode.INTERNAL_ERROR,
+)
 _NO_LEVEL = (
     "no test of a level was collected: run `sm121 run`, or run pytest in the folder that "
     "contains the suite's tests/"
@@ -131,9 +145,9 @@ def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Targe
     If no test can run and the directory contains the report of a run that measured, the report of
     this run is written to its subfolder ``not-run/``. In three cases this run always uses the
     directory, and the earlier report is moved: with ``--certify``, in a run of several processes,
-    and with ``--report-dir`` on the command line.
+    and with ``--report-dir`` on the command line, in PYTEST_ADDOPTS or in the ini file.
     """
-    if chosen.obstacle is None or settings.judging.certify or _names_report(config):
+    if chosen.obstacle is None or settings.judging.certify or _names_report_anywhere(config):
         return settings
     if workers.is_parallel(config):
         return settings
@@ -145,6 +159,13 @@ def _names_report(config: pytest.Config) -> bool:
     """Whether ``--report-dir`` is on the command line."""
     words = [str(word).partition("=")[0] for word in config.invocation_params.args]
     return "--report-dir" in words
+
+
+def _names_report_anywhere(config: pytest.Config) -> bool:
+    """Whether ``--report-dir`` is on the command line, in PYTEST_ADDOPTS or in the ini file."""
+    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.getini("addopts")]
+    is_elsewhere = any(word.partition("=")[0] == "--report-dir" for word in words)
+    return is_elsewhere or _names_report(config)
 
 
 def _nothing_selected(config: pytest.Config) -> str | None:
@@ -217,25 +238,31 @@ def release_machine(config: pytest.Config) -> None:
         del config.stash[_MACHINE]
 
 
-def end_without_levels(session: pytest.Session) -> None:
+def end_without_levels(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
     """Open a NOT_RUN run if the options name a target, but no test of a level was collected.
 
     If there are other tests, the plugin `pytest_gpu_arch` decides the status, as in a project that
     does not use the suite; unless the options ask for a certificate, or for a report in a folder.
+    If no test ran at all, an earlier report in the folder of ``--report-dir`` is moved away:
+    nobody must take the earlier verdict for the result of this run.
 
     Args:
-        session: The session of pytest, whose tests have ended.
+        session: The session of pytest, which ends.
+        exitstatus: The exit status of pytest.
 
     Raises:
         pytest.UsageError: An option is wrong.
     """
     config = session.config
-    is_certified = config.stash[SETTINGS].judging.certify
-    is_of_the_suite = session.testscollected == 0 or is_certified or _names_report(config)
-    if is_of_the_suite and expressions.asked_for_levels(config):
-        _open_empty(config)
-    else:
+    if exitstatus in _ENDED:
+        is_certified = config.stash[SETTINGS].judging.certify
+        is_of_the_suite = session.testscollected == 0 or is_certified or _names_report(config)
+        if is_of_the_suite and expressions.asked_for_levels(config):
+            _open_empty(config)
+            return
         config.stash[status.DECIDED_ELSEWHERE] = False
+    if exitstatus in _NOTHING_RAN and _names_report_anywhere(config):
+        _move_earlier_report(config)
 
 
 def _open_empty(config: pytest.Config) -> None:

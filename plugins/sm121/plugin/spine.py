@@ -357,10 +357,8 @@ def pytest_sessionfinish(
     """Make the last decisions, write the report, and set the exit status."""
     config = session.config
     held_output.run_ended(config, exitstatus)
-    ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
-    is_empty = stash.SESSION not in config.stash and not parts.has_any(config)
-    if ended and is_empty:
-        opening.end_without_levels(session)
+    if stash.SESSION not in config.stash and not parts.has_any(config):
+        opening.end_without_levels(session, exitstatus)
     conformance = config.stash.get(stash.SESSION, None)
     with progress.going_on(config, "ending the run"):
         try:
