@@ -49,6 +49,7 @@ def attention_in_fp8(name: str, entry: Entry) -> dict[str, Entry]:
 def small(name: str) -> PublicCheckpoint:
     """Return a public checkpoint with few layers and experts."""
     public = checkpoints.load(name).with_layers(5)
+    public.config["num_hidden_layers"] = 5
     if "n_routed_experts" in public.config:
         public = public.with_experts(16)
         public.config["n_routed_experts"] = 16
@@ -190,4 +191,101 @@ def test_a_method_that_no_row_describes_is_not_judged(tmp_path):
     public.config["quantization_config"] = {"quant_method": "spqr"}
     found = inspection.of_folder(public.write(tmp_path))
     assert found.facts == ()
-    assert found.notes == ("the label spqr is not judged: no row of checkpoint.toml describes it",)
+    assert found.unjudged == ("the label spqr: no row of checkpoint.toml describes it",)
+
+
+def without_scales(kept: str = "no layer") -> Change:
+    """Leave out the scales of the attention's weights, but for those of one layer."""
+
+    def change(name: str, entry: Entry) -> dict[str, Entry]:
+        is_scale = name.endswith(("_scale_inv", "_weight_scale", ".weight_scale"))
+        return {} if is_scale and ".self_attn." in name and kept not in name else {name: entry}
+
+    return change
+
+
+def test_a_weight_without_the_scale_that_other_layers_have_is_wrong(tmp_path):
+    found = facts_of(small("deepseek-ai/DeepSeek-R1"), tmp_path, without_scales(".layers.2."))
+    assert [(fact.about, fact.observed) for fact in found] == [
+        ("attention, layers 0 to 1, 3 to 4", "no scale"),
+        ("draft, layer 61", "no scale"),
+    ]
+
+
+def packed_attention(name: str, entry: Entry) -> dict[str, Entry]:
+    """Pack two values of the attention in a byte, in a form that nobody describes."""
+    if not name.endswith("self_attn.o_proj.weight"):
+        return {name: entry}
+    rows, columns = entry[1]
+    return {name: ("U8", [rows, columns // 2])}
+
+
+def test_a_matrix_in_an_unknown_form_is_not_judged(tmp_path):
+    label = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*.mlp*", "*.[qkv]_*"]}
+    public = small("Qwen/Qwen3-8B").with_tensors(packed_attention)
+    public.config["quantization_config"] = label
+    (line,) = inspection.of_folder(public.write(tmp_path)).unjudged
+    assert line.startswith("attention: the format of 5 weights is unknown (U8), such as ")
+
+
+def test_a_matrix_in_an_unknown_form_is_wrong_without_a_label(tmp_path):
+    (fact,) = facts_of(small("Qwen/Qwen3-8B"), tmp_path, packed_attention)
+    assert (fact.about, fact.observed) == ("attention, layers 0 to 4", "unknown (U8)")
+
+
+def quantised_head(name: str, entry: Entry) -> dict[str, Entry]:
+    if name != "lm_head.weight":
+        return {name: entry}
+    return {name: ("F8_E4M3", entry[1]), f"{name}_scale": ("F32", [1])}
+
+
+@pytest.mark.parametrize("label", [{}, {"quant_method": "fp8", "ignore": ["lm_head", "re:.*"]}])
+def test_an_output_matrix_is_quantised_only_if_a_label_allows_it(label, tmp_path):
+    (fact,) = facts_of(small("Qwen/Qwen3-8B"), tmp_path, quantised_head, **label)
+    assert (fact.about, fact.observed) == ("lm_head", "fp8")
+    assert fact.required.startswith("not quantised (")
+
+
+def test_a_label_that_does_not_mention_the_output_matrix_allows_both_formats(tmp_path):
+    public = small("deepseek-ai/DeepSeek-R1")
+    assert facts_of(public, tmp_path / "bf16") == ()
+    assert facts_of(public, tmp_path / "fp8", quantised_head) == ()
+
+
+def test_a_layer_without_tensors_is_missing(tmp_path):
+    def change(name: str, entry: Entry) -> dict[str, Entry]:
+        return {} if ".layers.2." in name else {name: entry}
+
+    (fact,) = facts_of(small("Qwen/Qwen3-8B"), tmp_path, change)
+    assert (fact.about, fact.observed) == ("layers", "none of layer 2")
+
+
+def test_an_expert_that_one_layer_lacks_is_missing(tmp_path):
+    def change(name: str, entry: Entry) -> dict[str, Entry]:
+        return {} if ".layers.3.mlp.experts.5." in name else {name: entry}
+
+    (fact,) = facts_of(small("deepseek-ai/DeepSeek-R1"), tmp_path, change)
+    assert (fact.about, fact.limit, fact.value) == ("experts", 16, 15)
+
+
+FUSED = {
+    "nvfp4": {"": ("U8", [16, 1024, 128]), "_weight_scale": ("F8_E4M3", [16, 1024, 16]),
+              "_weight_scale_2": ("F32", [16]), "_input_scale": ("F32", [16])},
+    "fp8": {"": ("F8_E4M3", [16, 1024, 256]), "_scale_inv": ("F32", [16, 8, 2])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", ["NVFP4", "FP8", None], ids=str)
+@pytest.mark.parametrize("kind", [*FUSED])
+def test_experts_in_one_tensor_a_layer_are_read(kind, says, tmp_path):
+    """The names are those of Transformers 5."""
+    tensors: dict[str, Entry] = {}
+    for layer in range(2):
+        for end, entry in FUSED[kind].items():
+            tensors[f"model.layers.{layer}.mlp.experts.gate_up_proj{end}"] = entry
+    config: dict[str, Any] = {"num_hidden_layers": 2, "num_experts": 16}
+    if says is not None:
+        config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": says}
+    facts = facts_of(PublicCheckpoint("fused", config, tensors), tmp_path)
+    agrees = says is not None and says.lower() == kind
+    assert [fact.observed for fact in facts] == ([] if agrees else [kind])

@@ -6,6 +6,7 @@ import pytest
 
 from meta_tests.fakes import checkpoints
 from sm121.checkpoint import inspection
+from sm121.core.errors import Sm121Error
 
 LINEAR = "model.layers.{}.self_attn.q_proj"
 NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
@@ -70,6 +71,29 @@ def compressed(weights, targets=("Linear",), ignore=()):
     }
 
 
+def two_groups(every, attention):
+    """Return a label with a group for all matrices, and one for the attention."""
+    groups = {
+        every: {"weights": FP8, "targets": ["Linear"]},
+        attention: {"weights": NVFP4, "targets": ["re:.*self_attn.*"]},
+    }
+    return {"quant_method": "compressed-tensors", "config_groups": dict(sorted(groups.items()))}
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        pytest.param({"ignore": 3}, id="ignore"),
+        pytest.param({"config_groups": [{"weights": FP8}]}, id="config_groups"),
+        pytest.param({"config_groups": {"group_0": None}}, id="group"),
+        pytest.param({"quantized_layers": ["a"]}, id="quantized_layers"),
+    ],
+)
+def test_a_label_of_another_form_is_one_line(label, tmp_path):
+    with pytest.raises(Sm121Error, match=r"config\.json: expected the quantization_config of a "):
+        inspected(tmp_path, "fp8", {"quant_method": "fp8", **label})
+
+
 @pytest.mark.parametrize(
     ("kind", "label", "agrees"),
     [
@@ -82,6 +106,15 @@ def compressed(weights, targets=("Linear",), ignore=()):
         pytest.param("int8", compressed(INT4), False, id="8 bits that are called 4"),
         pytest.param("gptq", {"quant_method": "gptq", "bits": 4}, True, id="GPTQ"),
         pytest.param("gptq", {"quant_method": "gptq", "bits": 8}, False, id="GPTQ, 8 bits"),
+        pytest.param(
+            "bfloat16",
+            {"quant_method": "gptq", "bits": 4, "dynamic": {"lm_head": {}, "-:.*attn.*": {}}},
+            True,
+            id="excepted by GPTQModel's table",
+        ),
+        pytest.param("nvfp4", two_groups("group_0", "group_1"), True, id="all, then the attention"),
+        pytest.param("nvfp4", two_groups("group_1", "group_0"), True, id="the attention, then all"),
+        pytest.param("fp8", {"quant_method": "fp8", "ignore": "lm_head"}, True, id="no list"),
         pytest.param("bfloat16", None, True, id="no label"),
         pytest.param("nvfp4", None, False, id="no label, and quantised"),
         pytest.param(

@@ -1,5 +1,6 @@
 """Headers are read without the weights; an incomplete file is named."""
 
+import json
 import os
 import struct
 
@@ -72,3 +73,24 @@ def test_a_wrong_index_is_one_line(index, folder):
     (folder / safetensors_header.INDEX).write_text(index, "utf-8")
     with pytest.raises(Sm121Error, match="expected"):
         safetensors_header.read_headers(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param({"shape": [2, 4]}, "expected 16 bytes for b BF16", id="another-shape"),
+        pytest.param({"data_offsets": [0, 32]}, "one after the other", id="two-in-one-place"),
+        pytest.param({"data_offsets": [32, 0]}, "one after the other", id="a-negative-length"),
+        pytest.param({"data_offsets": [64, 96]}, "one after the other", id="a-hole"),
+    ],
+)
+def test_a_header_that_safetensors_refuses_is_one_line(change, said, tmp_path):
+    table = {
+        "a": {"dtype": "BF16", "shape": [4, 4], "data_offsets": [0, 32]},
+        "b": {"dtype": "BF16", "shape": [4, 4], "data_offsets": [32, 64], **change},
+    }
+    text = json.dumps(table).encode()
+    content = struct.pack("<Q", len(text)) + text + bytes(96)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(Sm121Error, match=said):
+        safetensors_header.read_headers(tmp_path)

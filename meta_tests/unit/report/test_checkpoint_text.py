@@ -32,6 +32,15 @@ def test_a_wrong_label_has_status_1_and_one_line(tmp_path, capsys):
     assert wrong[1].startswith("WRONG: attention, layers 0 to 35: expected fp8 ")
 
 
+def test_what_was_not_judged_has_status_5(tmp_path, capsys):
+    public = checkpoints.load("openai/gpt-oss-120b")
+    public.config["quantization_config"] = {"quant_method": "spqr"}
+    assert cli.main(["checkpoint", str(public.write(tmp_path))]) == 5
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "NOT_RUN: the label spqr: no row of checkpoint.toml describes it"
+    )
+
+
 def test_json_has_the_facts(tmp_path, capsys):
     public = checkpoints.load("openai/gpt-oss-120b")
     del public.config["quantization_config"]

@@ -26,6 +26,8 @@ class LabelJudgement:
     facts: tuple[Fact, ...]
     #: A line for each tolerated exception: unquantised matrices that the label does not exclude.
     notes: tuple[str, ...]
+    #: A line for each thing that could not be judged.
+    unjudged: tuple[str, ...] = ()
 
 
 def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> LabelJudgement:
@@ -39,14 +41,15 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
     Returns:
         One fact, which names the layers, for each part, required format and observed format.
     """
-    facts = [*_wrong_experts(held, config)]
+    facts = [*_wrong_experts(held, config), *_missing_layers(held, config)]
     if own.unknown:
-        note = f"the label {own.unknown} is not judged: no row of checkpoint.toml describes it"
-        return LabelJudgement(tuple(facts), (note,))
-    matrices = [_Matrix.of(own, each) for each in held if _is_judged(each)]
+        line = f"the label {own.unknown}: no row of checkpoint.toml describes it"
+        return LabelJudgement(tuple(facts), (), (line,))
+    matrices = [_Matrix.of(own, each) for each in held if _is_judged(own, each)]
     left, notes = _left_alone(matrices)
     wrong = [each for each in matrices if each.is_wrong]
-    return LabelJudgement((*facts, *_facts(own, [*wrong, *left])), tuple(notes))
+    facts += [*_facts(own, [*wrong, *left]), *_without_scale(matrices)]
+    return LabelJudgement(tuple(facts), tuple(notes), tuple(_unjudged(matrices)))
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class _Matrix:
         """Whether the matrix has another format than those in the label."""
         if self.is_float or self.formats is None:
             return False
+        if not self.weight.is_described and self.formats:
+            return False  # it may have the format of the label, in a form that no row describes
         return self.weight.format not in self.formats
 
     @property
@@ -83,8 +88,56 @@ class _Matrix:
         return weights.role(self.weight.module)
 
 
-def _is_judged(weight: Weight) -> bool:
-    return weight.part.linear and weight.format is not None and weight.is_described
+def _is_judged(own: Label, weight: Weight) -> bool:
+    """Return whether a label must agree with a weight.
+
+    Labels apply to the matrices of layers. Engines treat an embedding, an output matrix or a router
+    in ways of their own, so that these are judged only if they are quantised without a label, or
+    although the label excludes them.
+    """
+    if weight.format is None or weight.part.read == "nothing":
+        return False
+    if weight.part.linear:
+        return True
+    return weight.format not in _FLOATS and own.formats_of(weight) == ()
+
+
+def _without_scale(matrices: Sequence[_Matrix]) -> Iterator[Fact]:
+    """Yield a fact for quantised matrices without a scale that have one elsewhere."""
+    groups: dict[str, list[Weight]] = {}
+    for each in _lacking_scales(matrices):
+        groups.setdefault(each.weight.group, []).append(each.weight)
+    for group, these in groups.items():
+        layers = weights.layers_text(each.layer for each in these)
+        yield Fact(
+            required="a scale for each quantised matrix, as for the others of its name",
+            observed="no scale",
+            about=", ".join(filter(None, (group, layers))),
+            kind=KIND,
+            evidence=f"{len(these)} weights, such as {these[0].main}",
+        )
+
+
+def _lacking_scales(matrices: Sequence[_Matrix]) -> list[_Matrix]:
+    scaled = {each.role for each in matrices if each.weight.has_scale}
+    lacking = []
+    for each in matrices:
+        if not each.is_float and not each.weight.has_scale and each.role in scaled:
+            lacking.append(each)
+    return lacking
+
+
+def _unjudged(matrices: Sequence[_Matrix]) -> Iterator[str]:
+    """Yield a line for each part with matrices whose format no row describes."""
+    groups: dict[tuple[str, str], list[Weight]] = {}
+    lacking = _lacking_scales(matrices)
+    for each in matrices:
+        if each.formats and not each.weight.is_described and each not in lacking:
+            key = (each.weight.group, str(each.weight.format))
+            groups.setdefault(key, []).append(each.weight)
+    for (group, kind), these in groups.items():
+        first = these[0].main
+        yield f"{group}: the format of {len(these)} weights is {kind}, such as {first}"
 
 
 def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
@@ -93,7 +146,8 @@ def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
     Unquantised matrices are a contradiction if they make up more than half of a part, or if the
     same matrix is quantised in other layers.
     """
-    quantised_roles = {each.role for each in matrices if not each.is_float}
+    described = [each for each in matrices if each.weight.is_described]
+    quantised_roles = {each.role for each in described if not each.is_float}
     wrong = []
     notes = []
     for group in dict.fromkeys(each.weight.group for each in matrices if each.is_left_alone):
@@ -148,6 +202,21 @@ def _wrong_experts(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterato
         about="experts",
         kind=KIND,
     )
+
+
+def _missing_layers(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield a fact if the configuration has layers of which no tensor is stored."""
+    layers = number(config, ("num_hidden_layers",))
+    stored = {each.layer for each in held if not each.drafts and each.part.read != "nothing"}
+    stored.discard(None)
+    missing = sorted({*range(layers or 0)} - stored)
+    if stored and missing:
+        yield Fact(
+            required=f"tensors of each of the {layers} layers of config.json",
+            observed=f"none of {weights.layers_text(missing)}",
+            about="layers",
+            kind=KIND,
+        )
 
 
 def number(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:

@@ -57,6 +57,8 @@ class Inspection:
     kv_unknown: str
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
+    #: A line for each thing that could not be judged; empty: everything was judged.
+    unjudged: tuple[str, ...]
 
     @property
     def read(self) -> float:
@@ -129,6 +131,7 @@ def of_folder(folder: Path) -> Inspection:
         kv_unknown=kv_unknown,
         facts=(*stored.facts, *judged.facts),
         notes=tuple(notes),
+        unjudged=judged.unjudged,
     )
 
 
@@ -165,5 +168,6 @@ def _read(weight: Weight, share: float, *, is_head: bool) -> float:
     if weight.part.read == "used":
         return weight.size * share
     if weight.part.read == "row" and not is_head:
-        return weight.size / weight.main.shape[0]
+        rows = weight.main.shape[0] if weight.main.shape else 0
+        return weight.size / max(1, rows)
     return float(weight.size)

@@ -7,13 +7,21 @@ from typing import Any
 
 from sm121.core.errors import Sm121Error
 
-#: The kinds of layers that cache all tokens, in ``layer_types`` and ``layers_block_type``. Layers
-#: of kinds that are neither here nor in `_SLIDING` have a state of a fixed size.
+#: The kinds of layers that cache all tokens, in ``layer_types`` and ``layers_block_type``.
 _FULL = ("full_attention", "attention")
 #: The kinds of layers that cache a window.
 _SLIDING = ("sliding_attention", "chunked_attention")
-#: Keys of configurations with an unsupported kind of cache: compressed, or with an indexer.
-_OWN_FORM = ("compress_ratios", "compress_rates", "index_topk")
+#: The kinds of layers that have a state of a fixed size, or none.
+_FIXED = ("linear_attention", "mamba", "mamba2", "recurrent", "conv", "mlp", "moe")
+#: Keys of configurations whose cache this module does not support: it is compressed, has an
+#: indexer, or its layers differ in another way than by their kind.
+_OWN_FORM = (
+    "compress_ratios", "compress_rates", "index_topk", "num_global_key_value_heads",
+    "swa_num_key_value_heads", "num_kv_shared_layers", "hybrid_layer_pattern", "linear_attn_config",
+    "attn_layer_period", "attn_type_list", "block_configs",
+)  # fmt: skip
+#: Models in which each second layer has a window, although their configurations do not say it.
+_EVERY_SECOND = ("gpt_oss", "gemma2")
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ def kv_cache_of(config: Mapping[str, Any]) -> KvCache:
             raise Sm121Error(f"the size of its KV cache is unknown: config.json has {key}")
     try:
         layers = int(text["num_hidden_layers"])
-        window = int(text.get("sliding_window") or 0)
+        window = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
         full, sliding = _layers(text, layers, window)
         values = _values(text)
     except (KeyError, TypeError, ValueError) as error:
@@ -109,14 +117,24 @@ def _layers(text: Mapping[str, Any], layers: int, window: int) -> tuple[int, int
     for key in ("layer_types", "layers_block_type"):
         kinds = text.get(key)
         if isinstance(kinds, list):
+            unknown = [kind for kind in kinds if kind not in (*_FULL, *_SLIDING, *_FIXED)]
+            if unknown:
+                raise Sm121Error(
+                    f"the size of its KV cache is unknown: config.json has a layer {unknown[0]!r}"
+                )
             return sum(map(kinds.count, _FULL)), sum(map(kinds.count, _SLIDING))
     pattern = text.get("hybrid_override_pattern")
     if isinstance(pattern, str):  # Nemotron-H: * is attention
         return pattern.count("*"), 0
     if text.get("full_attention_interval"):  # Qwen3-Next: other layers have a fixed-size state
         return layers // int(text["full_attention_interval"]), 0
+    if text.get("attention_chunk_size"):  # Llama 4 also has layers without chunks
+        raise Sm121Error("the size of its KV cache is unknown: config.json has no layer_types")
     if not window or text.get("use_sliding_window") is False:
         return layers, 0
-    every = 2 if text.get("model_type") == "gpt_oss" else text.get("sliding_window_pattern")
+    first = text.get("max_window_layers")
+    if isinstance(first, int):  # Qwen2: the layers before it cache all tokens
+        return min(layers, first), max(0, layers - first)
+    every = 2 if text.get("model_type") in _EVERY_SECOND else text.get("sliding_window_pattern")
     full = layers // int(every) if every else 0
     return full, layers - full

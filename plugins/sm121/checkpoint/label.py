@@ -20,8 +20,12 @@ CONFIG = "config.json"
 _MODELOPT = "hf_quant_config.json"
 #: The keys of a label that list modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-#: The target of compressed-tensors that stands for all matrices.
+#: GPTQModel's table of exceptions. A pattern with this prefix excludes modules.
+_DYNAMIC = "dynamic"
+_EXCLUDES = "-:"
+#: The targets of compressed-tensors that stand for all matrices, and for all experts.
 _EVERY = "Linear"
+_EXPERTS = "FusedMoE"
 _PATTERN = "re:"
 
 
@@ -125,7 +129,12 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> Label:
         file = _MODELOPT
     if not isinstance(table, dict):
         return Label("", CONFIG, (), _Modules(), None)
-    return _of_table(table, file, config)
+    try:
+        return _of_table(table, file, config)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Sm121Error(
+            f"{folder / file}: expected the quantization_config of a known form ({error})"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -145,6 +154,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Sm121Error(f"{path}: expected JSON ({error})") from error
     if not isinstance(data, dict):
         raise Sm121Error(f"{path}: expected a JSON object")
+    text = data.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise Sm121Error(f"{path}: text_config: expected a JSON object, got {text!r}")
     return data
 
 
@@ -161,13 +173,18 @@ def _of_table(table: Mapping[str, Any], file: str, config: Mapping[str, Any]) ->
     algorithm = str(table.get("quant_algo") or "")
     ignored: list[str] = []
     for key in _IGNORED:
-        ignored += map(str, table.get(key) or ())
+        entries = table.get(key) or ()
+        ignored += [entries] if isinstance(entries, str) else map(str, entries)
+    for pattern in table.get(_DYNAMIC) or ():
+        if pattern.startswith(_EXCLUDES):
+            ignored.append(_PATTERN + pattern.removeprefix(_EXCLUDES))
     groups: list[_Group] = []
     expert_dtype = table.get("expert_dtype") or config.get("expert_dtype")
     if expert_dtype:
         groups.append(_Group(_Modules(), _formats(str(expert_dtype)), ("experts",)))
     if table.get("config_groups"):
-        groups += map(_of_schemes, table["config_groups"].values())
+        schemes = [_of_schemes(group) for group in table["config_groups"].values()]
+        groups += sorted(schemes, key=lambda group: group.targets.is_empty and not group.parts)
     elif table.get("quantized_layers"):
         groups += _of_layers(table["quantized_layers"])
     else:
@@ -202,7 +219,9 @@ def _of_schemes(group: Mapping[str, Any]) -> _Group:
     formats = _formats(f"{weights.get('type')}{weights.get('num_bits')}")
     targets = [str(target) for target in group.get("targets") or ()]
     if _EVERY in targets:
-        targets = []
+        return _Group(_Modules(), formats)
+    if _EXPERTS in targets:
+        return _Group(_Modules(), formats, ("experts",))
     return _Group(_Modules.of(targets), formats)
 
 

@@ -24,6 +24,12 @@ KIND = "checkpoint files"
 _LONGEST = 100_000_000
 #: The number of bytes before the header.
 _PREFIX = 8
+#: The number of bits of an element. safetensors/src/tensor.rs
+_BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,10 +132,25 @@ def _read_file(path: Path) -> tuple[list[Tensor], int]:
         table = json.loads(text)
         table.pop("__metadata__", None)
         tensors = [_tensor(name, entry) for name, entry in table.items()]
-        last = max((entry["data_offsets"][1] for entry in table.values()), default=0)
+        places = sorted(tuple(map(int, entry["data_offsets"])) for entry in table.values())
     except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
         raise Sm121Error(f"{path}: expected a header of safetensors ({error!r})") from error
-    return tensors, _PREFIX + length + int(last)
+    end = 0
+    for begin, own_end in places:
+        if begin != end or own_end < begin:
+            raise Sm121Error(
+                f"{path}: expected tensors one after the other, got one at {begin} to {own_end} "
+                f"after {end} bytes. Download the file again"
+            )
+        end = own_end
+    for tensor in tensors:
+        bits = _BITS.get(tensor.dtype)
+        if bits is not None and tensor.elements * bits != tensor.size * 8:
+            raise Sm121Error(
+                f"{path}: expected {tensor.elements * bits // 8} bytes for {tensor}, got "
+                f"{tensor.size}. Download the file again"
+            )
+    return tensors, _PREFIX + length + end
 
 
 def _tensor(name: str, entry: dict[str, Any]) -> Tensor:

@@ -37,6 +37,8 @@ class Weight:
     format: str | None
     #: False for a matrix whose format checkpoint.toml does not describe.
     is_described: bool
+    #: Whether it has scales in a form that checkpoint.toml describes.
+    has_scale: bool
     #: The tensor with the values, without scales and zero points.
     main: Tensor
     #: The number of its values, as far as it is known.
@@ -111,6 +113,7 @@ def _weight(
         expert=int(expert[1]) if expert is not None else None,
         format=kind,
         is_described=is_described,
+        has_scale=row is not None,
         main=main,
         values=values,
         size=sum(tensor.size for tensor in own.values()),
@@ -163,15 +166,20 @@ def _part_of(role: str) -> PartRow:
 def stored_experts(weights: Sequence[Weight]) -> int | None:
     """Return the number of experts in a layer, from the tensors; None: the model has no experts.
 
+    If layers have different numbers of experts, the smallest counts.
+
     Args:
         weights: All weights.
     """
     experts = [weight for weight in weights if weight.group == "experts"]
     if not experts:
         return None
-    numbers = {weight.expert for weight in experts if weight.expert is not None}
-    if numbers:
-        return len(numbers)
+    by_layer: dict[int | None, set[int]] = {}
+    for weight in experts:
+        if weight.expert is not None:
+            by_layer.setdefault(weight.layer, set()).add(weight.expert)
+    if by_layer:
+        return min(len(numbers) for numbers in by_layer.values())
     return max(weight.main.shape[0] for weight in experts)
 
 

@@ -313,7 +313,9 @@ def _checkpoint(options: argparse.Namespace) -> int:
         print(checkpoint_text.report(found).model_dump_json(indent=2))
     else:
         print(checkpoint_text.text(options.model, found), end="")
-    return 1 if found.facts else 0
+    if found.facts:
+        return 1
+    return 5 if found.unjudged else 0
 
 
 def _add_compare(commands: Commands) -> None:

@@ -61,6 +61,8 @@ class CheckpointReport(Record):
     kv_cache: CheckpointKvCache | None
     facts: list[CheckpointFact]
     notes: list[str]
+    #: What could not be judged.
+    unjudged: list[str]
 
 
 def report(inspection: Inspection) -> CheckpointReport:
@@ -96,6 +98,7 @@ def report(inspection: Inspection) -> CheckpointReport:
         kv_cache=kv,
         facts=[_fact(fact) for fact in inspection.facts],
         notes=[*inspection.notes],
+        unjudged=[*inspection.unjudged],
     )
 
 
