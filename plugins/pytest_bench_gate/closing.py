@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pytest_benchmark.session import PerformanceRegression
 
-from pytest_bench_gate import requests
+from pytest_bench_gate import against, requests
 from pytest_bench_gate.run import GateRun
 
 if TYPE_CHECKING:
@@ -30,11 +30,15 @@ class Closing:
         self._config = config
         self._run = run
         self._has_run = False
+        self._has_report = False
+        #: Why the run does not pass although no test failed; None without a reason.
+        self._nothing: str | None = None
         #: For each reason, the number of tests with gates that did not run.
         self._not_run: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record tests that did not run. This hook also gets the reports of xdist workers."""
+        self._has_report = True
         if report.when == "call" and not report.skipped:
             self._has_run = True
         if report.when == "setup":
@@ -55,6 +59,11 @@ class Closing:
         was_asked = requests.is_compared(self._config) or not self._has_run
         if self._not_run and was_asked:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        run = self._config.stash.get(self._run, None)
+        is_judged = run is not None and bool(run.judged)
+        if self._has_report and against.is_given(self._config) and not is_judged:
+            self._nothing = f"NOT_RUN: {against.NAME}: no gate was judged, so nothing was compared"
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
         benchmarks = getattr(self._config, "_benchmarksession", None)
         if getattr(benchmarks, "performance_regressions", None):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -72,6 +81,8 @@ class Closing:
         for why, count in self._not_run.items():
             tests = "1 test with a gate" if count == 1 else f"{count} tests with gates"
             shown.append(f"NOT_RUN: {tests}: {why}")
+        if self._nothing is not None:
+            shown.append(self._nothing)
         result: object = None
         try:
             result = yield

@@ -21,6 +21,8 @@ _STORE = "Store one first, of a build that you trust: pytest --benchmark-autosav
 _NOT_THE_MACHINE = ("node", "release", "processor")
 #: Keys of the CPU's description in ``machine_info`` that are constant on one machine.
 _OF_THE_PROCESSOR = ("arch", "brand_raw", "count")
+#: The option that names the stored run, if it is not `OPTION`.
+OPTION_OF = pytest.StashKey[str]()
 #: Ids of the tests that ``-k``, ``-m`` and other options deselected.
 DESELECTED = pytest.StashKey[set[str]]()
 #: Whether ``--lf`` deselected tests. pytest does not report which tests.
@@ -160,7 +162,7 @@ def load(config: pytest.Config) -> History | None:
     if not comparable:
         latest = runs[-1]
         raise pytest.UsageError(
-            f"{OPTION}: expected a run that can be compared with, got {len(runs)} stored; "
+            f"{option(config)}: expected a run that can be compared with, got {len(runs)} stored; "
             f"{latest.file}: {latest.why_not(machine)}. {_STORE}"
         )
     return History(comparable if named is True else comparable[-1:])
@@ -179,14 +181,24 @@ def require(config: pytest.Config) -> None:
     storage = config._benchmarksession.storage  # type: ignore[attr-defined]
     if named is True:
         raise pytest.UsageError(
-            f"{OPTION}: expected a stored run with gates in {storage}, got none. {_STORE}"
+            f"{option(config)}: expected a stored run with gates in {storage}, got none. {_STORE}"
         )
     known = [run.name for run in map(_of_pair, storage.load()) if run is not None]
     there = f"the latest is {known[-1]}" if known else "it has none"
+    name = option(config)
     raise pytest.UsageError(
-        f"{OPTION} {str(named)!r}: expected the number of a stored run with gates in {storage}, "
-        f"{there}. The option takes the next word as its value: write paths first, or {OPTION}=0001"
+        f"{name} {str(named)!r}: expected the number of a stored run with gates in {storage}, "
+        f"{there}. The option takes the next word as its value: write paths first, or {name}=0001"
     )
+
+
+def option(config: pytest.Config) -> str:
+    """Return the option with which the user requested a comparison.
+
+    Args:
+        config: The configuration of the run.
+    """
+    return config.stash.get(OPTION_OF, OPTION)
 
 
 def asked(config: pytest.Config) -> tuple[str, ...]:
@@ -243,7 +255,7 @@ def _run(path: str, data: Mapping[str, Any]) -> StoredRun | None:
         return StoredRun(name, path, metrics, asked_for, machine_of(data["machine_info"]), unfit)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise pytest.UsageError(
-            f"{OPTION}: {path}: expected what pytest_bench_gate stores, got {error!r}. "
+            f"{path}: expected what pytest_bench_gate stores, got {error!r}. "
             "Remove the file, or name another one"
         ) from error
 

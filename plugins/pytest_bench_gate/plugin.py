@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_bench_gate import history, requests
+from pytest_bench_gate import against, history, requests
 from pytest_bench_gate.closing import NOT_RUN, Closing
 from pytest_bench_gate.run import GateRun
 
@@ -21,9 +21,20 @@ _GATE = pytest.StashKey["Gate"]()
 _ENDED = pytest.StashKey[bool]()
 
 
+@pytest.hookimpl(wrapper=True, trylast=True)  # before pytest rejects unknown options
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    """Add ``--against`` after all other plugins and conftest.py files have added their options."""
+    result = yield
+    against.add(early_config, parser, args)
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
 def pytest_configure(config: pytest.Config) -> None:
     """Reject options with which pytest-benchmark would crash. Register the summary of the run."""
+    against.apply(config)
     requests.refuse_what_crashes(config)
     config.stash[history.DESELECTED] = set()
     if not requests.is_worker(config):
@@ -37,7 +48,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not requests.is_worker(config):
         requests.refuse_paths(config)
     if requests.starts_workers(config) and history.load(config) is not None:
-        raise pytest.UsageError(f"{history.OPTION}: {requests.WITH_WORKERS}")
+        raise pytest.UsageError(f"{history.option(config)}: {requests.WITH_WORKERS}")
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

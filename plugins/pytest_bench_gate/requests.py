@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_bench_gate.history import OPTION
+from pytest_bench_gate.history import OPTION, option
 
 _FAIL = "--benchmark-compare-fail"
 #: Prefixes of the storage URLs that pytest-benchmark supports.
@@ -60,7 +60,7 @@ def refuse_what_crashes(config: pytest.Config) -> None:
     if not isinstance(named, str) or Path(named).is_file():
         return
     if len(Path(named).parts) > 2 or Path(named).is_absolute():
-        raise _no_run(named)
+        raise _no_run(config, named)
 
 
 def refuse_paths(config: pytest.Config) -> None:
@@ -80,13 +80,14 @@ def refuse_paths(config: pytest.Config) -> None:
         return
     path = config.invocation_params.dir / named.partition("::")[0]
     if path.exists() and not any(session.storage.load(named)):
-        raise _no_run(named)
+        raise _no_run(config, named)
 
 
-def _no_run(named: str) -> pytest.UsageError:
+def _no_run(config: pytest.Config, named: str) -> pytest.UsageError:
+    name = option(config)
     return pytest.UsageError(
-        f"{OPTION} {named!r}: expected the number of a stored run or its file, got neither. "
-        f"The option takes the next word as its value: write paths first, or {OPTION}=0001"
+        f"{name} {named!r}: expected the number of a stored run or its file, got neither. "
+        f"The option takes the next word as its value: write paths first, or {name}=0001"
     )
 
 
@@ -107,7 +108,7 @@ def refuse(config: pytest.Config) -> None:
         return
     why = why_not_run(config)
     if why is not None:
-        raise pytest.UsageError(f"{OPTION}: {why}")
+        raise pytest.UsageError(f"{option(config)}: {why}")
 
 
 def why_not_run(config: pytest.Config) -> str | None:
