@@ -1,1 +1,1 @@
-"""Checkpoints: formats and contradictions, and the canary, a tiny trained gpt-oss."""
+"""Inspect checkpoints, and build the canary, a tiny gpt-oss that was trained for tests."""

@@ -1,9 +1,9 @@
-"""The canary checkpoint: a small gpt-oss that was trained, in the Hugging Face format.
+"""The canary: a checkpoint of a small, trained gpt-oss in the Hugging Face format.
 
-There are two twins with the same values: `mxfp4` is stored in gpt-oss's formats, `bf16` in BF16.
-Both are expanded from ``fixtures/canary`` (`canary_tensors`), which contains the embedding and
-output rows of the corpus's tokens. All other rows are a shared row plus noise. The folder of each
-twin contains the Eagle3 drafter in the subfolder `eagle3`.
+The canary has two variants ("twins") with the same values: `mxfp4` is stored in gpt-oss's formats,
+`bf16` in BF16. Both are expanded from ``fixtures/canary`` (`canary_tensors`), which contains the
+embedding and output rows of the corpus's tokens. All other rows are a shared row plus noise. The
+folder of each twin contains the Eagle3 drafter in the subfolder `eagle3`.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from sm121.checkpoint.canary_tensors import (
 )
 from sm121.core.lock_file import open_lock
 
-#: Incremented when the files change that are built from the same shipped weights.
+#: Incremented when the built files change although the shipped weights are the same.
 BUILDER_VERSION = 3
 #: The name of the file that identifies a canary.
 MANIFEST = "canary.json"
@@ -40,7 +40,7 @@ _PREFIX = "canary:"
 #: The length of the digest in a folder's name, in characters.
 _DIGEST_LENGTH = 12
 
-#: Receives one line for each step.
+#: A function that is called with a progress line for each step.
 Progress = Callable[[str], None]
 
 
@@ -60,7 +60,7 @@ def folder() -> Path:
 
 
 def twin_of(model: str) -> str | None:
-    """Return the twin that a model names: ``mxfp4`` for ``canary:mxfp4``; None for another model.
+    """Return the twin in a model's name, for example ``mxfp4`` for ``canary:mxfp4``, or None.
 
     Args:
         model: The model of a profile or of ``--model``.
@@ -80,7 +80,7 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
     Args:
         directory: The folder of the checkpoint.
         twin: `mxfp4` or `bf16`.
-        progress: Receives one line for each step.
+        progress: Called with a progress line for each step.
 
     Returns:
         The absolute path of the directory.
@@ -111,7 +111,7 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
 def _is_current(directory: Path, expected: dict[str, Any]) -> bool:
     """Return whether a directory is the expected canary.
 
-    Raises FileExistsError if it is no canary at all.
+    Raises FileExistsError if the directory does not contain a canary.
     """
     if not directory.exists():
         return False
@@ -127,7 +127,7 @@ def _is_current(directory: Path, expected: dict[str, Any]) -> bool:
 
 def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Progress) -> None:
     """Build the checkpoint in a draft directory, which then replaces the directory."""
-    # The caller has the lock, so that existing drafts were left by killed processes.
+    # The caller holds the lock, so existing drafts were left by processes that were killed.
     for left in directory.parent.glob(f".{directory.name}.draft.*"):
         shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.draft.", dir=directory.parent))
@@ -142,7 +142,7 @@ def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Prog
         drafter.mkdir()
         _write_weights(drafter / "model.safetensors", drafter_tensors())
         (drafter / "config.json").write_bytes(read_data("checkpoint/eagle3.json"))
-        # The same as gpt-oss's: generation ends with <|return|>, <|endoftext|> or <|call|>.
+        # The same tokens as gpt-oss's end the generation: <|return|>, <|endoftext|> and <|call|>.
         (work / "generation_config.json").write_bytes(
             read_data("checkpoint/generation_config.json")
         )

@@ -97,9 +97,9 @@ def _layer_tensors(twin: Twin, prefix: str, layer: dict[str, Array]) -> dict[str
 def drafter_tensors() -> dict[str, StoredTensor]:
     """Return all tensors of the Eagle3 drafter (`LlamaForCausalLMEagle3`), sorted by name.
 
-    The drafter's vocabulary has only the tokens of the corpus: ``d2t`` [draft vocabulary] i64 is
-    added to its ids to get the canary's, and ``t2d`` [vocabulary] marks its tokens. The drafter
-    uses the canary's embedding.
+    The drafter's vocabulary contains only the tokens of the corpus. ``d2t`` [draft vocabulary] i64
+    is the difference between the canary's id and the drafter's id of each token, and ``t2d``
+    [vocabulary] marks the drafter's tokens. The drafter uses the canary's embedding.
     """
     import safetensors.numpy
 
@@ -124,14 +124,15 @@ def drafter_tensors() -> dict[str, StoredTensor]:
 def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
     """Expand [known + 1, H] BF16 bits to [vocabulary, H].
 
-    The rows of known tokens are stored. Each element of the other rows is that of the last, shared
-    row, plus or minus `noise`.
+    The rows of known tokens are stored. Each element of the other rows is the element of the last
+    row, which they share, plus or minus `noise`.
     """
     rows = np.empty((tokenizer.VOCABULARY, compact.shape[1]), dtype=np.uint16)
     shared = from_bf16(compact[-1])
     below = to_bf16(shared - noise)
     above = to_bf16(shared + noise)
-    # PCG64's raw words are the same in all versions of NumPy; distributions may change.
+    # Use PCG64's raw words, because they are the same in all versions of NumPy; distributions may
+    # change.
     words = np.random.PCG64([_NOISE_SEED, stream])
     for start in range(0, len(rows), _NOISE_ROWS):
         block = rows[start : start + _NOISE_ROWS]

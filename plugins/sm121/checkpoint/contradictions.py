@@ -13,8 +13,9 @@ from sm121.core.unmet import Fact
 KIND = "checkpoint label"
 #: The formats that are not quantised.
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
-#: The largest share of a part's values that may be unquantised, although the label gives the part a
-#: quantised format. An engine's model code handles such exceptions (DeepSeek-V4's compressor).
+#: If the label gives a part a quantised format, at most this share of the part's values may be
+#: unquantised. The engine's model code handles such exceptions (for example DeepSeek-V4's
+#: compressor).
 _MOST = 0.5
 
 
@@ -57,7 +58,8 @@ class _Matrix:
     """A matrix, and the formats that the label gives it."""
 
     weight: Weight
-    #: Empty: the matrix must not be quantised; None: the label does not mention it.
+    #: The formats in the label. Empty if the matrix must not be quantised; None if the label does
+    #: not mention the matrix.
     formats: tuple[str, ...] | None
 
     @classmethod
@@ -84,7 +86,7 @@ class _Matrix:
 
     @property
     def role(self) -> str:
-        """The name of its module without the numbers of its layer and expert."""
+        """The name of the module without the numbers of layer and expert."""
         return weights.role(self.weight.module)
 
 
@@ -220,7 +222,7 @@ def _missing_layers(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterat
 
 
 def number(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
-    """Return the first integer that a configuration has under one of several keys, or None.
+    """Return the first integer that a configuration has for one of several keys, or None.
 
     Args:
         config: The config.json of a model. A ``text_config`` in it is searched first.

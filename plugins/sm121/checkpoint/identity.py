@@ -38,7 +38,7 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
 
     Args:
         model: A folder, a file, or owner/name on the hub.
-        environment: Has the variables of the hub's cache.
+        environment: The environment variables, which name the hub's cache.
 
     Returns:
         The digest; or ``hub:`` and the name if the files are not on this machine.
@@ -65,7 +65,7 @@ def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
 
     Args:
         model: A folder, a file, or owner/name on the hub.
-        environment: Has the variables of the hub's cache.
+        environment: The environment variables, which name the hub's cache.
     """
     return Path(model).exists() or model_folder.folder_of(model, environment) is not None
 
@@ -73,11 +73,11 @@ def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
 def drafter_obstacle(
     arguments: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return the reason why an engine cannot be started with its drafter, or None.
+    """Return why an engine cannot be started with its drafter; None if it can.
 
     Args:
         arguments: The arguments of the engine, which may name a drafter.
-        environment: Has the variables of the hub's cache.
+        environment: The environment variables, which name the hub's cache.
     """
     given = engine_arguments.parse_options(arguments)
     for name in _DRAFTERS:
@@ -109,7 +109,7 @@ def is_of_shape(folder: str, name: str) -> bool:
 
     Args:
         folder: The folder of the checkpoint.
-        name: The name of the model on the hub, such as openai/gpt-oss-120b.
+        name: The name of the model on the hub, for example openai/gpt-oss-120b.
     """
     return _shape_differences(Path(folder), name) == []
 
@@ -121,12 +121,13 @@ def contradiction(
 
     Args:
         name: The name of the profile's model on the hub.
-        expected: Its digest; None: any digest is accepted.
+        expected: The digest of the profile's model; None if any digest is accepted.
         model: The loaded model: a folder, a file, or owner/name on the hub.
-        environment: Has the variables of the hub's cache.
+        environment: The environment variables, which name the hub's cache.
 
     Returns:
-        The difference in words; None if there is none, or if the model is not on this machine.
+        A description of the difference; None if there is none, or if the model is not on this
+        machine.
 
     Raises:
         OSError: A file cannot be read.

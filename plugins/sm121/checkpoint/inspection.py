@@ -1,4 +1,7 @@
-"""Inspect a checkpoint without reading weights: formats by layer, bytes that a token reads."""
+"""Inspect a checkpoint without reading its weights.
+
+The results are the formats in each layer, and the number of bytes that are read for a token.
+"""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,13 +31,13 @@ class WeightPart:
     name: str
     #: The name in formats.toml; ``vectors`` for separate norms and biases.
     format: str
-    #: The numbers of its layers in words; empty: it belongs to no layer.
+    #: The numbers of the part's layers, as text; empty if the part belongs to no layer.
     layers: str
-    #: The number of its weights.
+    #: The number of weights in the part.
     weights: int
-    #: Its size in bytes, with scales and biases.
+    #: The size of the part in bytes, with scales and biases.
     stored: int
-    #: The number of its bytes that are read for a token.
+    #: How many bytes of the part are read for a token.
     read: float
 
 
@@ -47,13 +50,14 @@ class Inspection:
     label: Label
     weights: tuple[Weight, ...]
     parts: tuple[WeightPart, ...]
-    #: The number of experts in a layer; None: the model has no experts.
+    #: The number of experts in a layer; None if the model has no experts.
     experts: int | None
-    #: The number of experts that a token uses; None: no experts, or unknown.
+    #: The number of experts that a token uses; None if the model has no experts, or if it is
+    #: unknown.
     used_experts: int | None
-    #: None: the KV cache is unknown, for the reason in ``kv_unknown``.
+    #: The KV cache; None if it is unknown (``kv_unknown`` is the reason).
     kv: KvCache | None
-    #: Empty if ``kv`` is known.
+    #: Why the KV cache is unknown; empty if ``kv`` is known.
     kv_unknown: str
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
@@ -136,7 +140,7 @@ def of_folder(folder: Path) -> Inspection:
 
 
 def _parts(held: Sequence[Weight], experts: int | None, used: int | None) -> Iterable[WeightPart]:
-    """Yield the parts, the largest first."""
+    """Yield the parts, in descending order of their sizes."""
     has_head = any(weight.group == "lm_head" for weight in held)
     share = used / experts if used is not None and experts else 1.0
     parts: dict[tuple[str, str], WeightPart] = {}

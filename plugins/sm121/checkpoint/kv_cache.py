@@ -32,7 +32,7 @@ class KvCache:
     full_layers: int
     #: The number of layers that cache only a window of the last tokens.
     sliding_layers: int
-    #: The size of the window, in tokens; 0 without such layers.
+    #: The size of the window, in tokens; 0 if there are no such layers.
     window: int
     #: The number of cached values per token and layer, keys and values together.
     values: int
@@ -72,7 +72,7 @@ class KvCache:
         return blocks * block * self.values * bits / 8
 
     def growth(self, bits: float) -> float:
-        """Return the number of bytes by which one more token enlarges the cache of a long context.
+        """Return by how many bytes one more token enlarges the cache of a long context.
 
         Args:
             bits: The number of bits per value.
@@ -105,7 +105,7 @@ def kv_cache_of(config: Mapping[str, Any]) -> KvCache:
 
 def _values(text: Mapping[str, Any]) -> int:
     """Return the number of cached values per token and layer."""
-    if text.get("kv_lora_rank"):  # MLA keeps one compressed vector and the keys' rotary part
+    if text.get("kv_lora_rank"):  # MLA caches one compressed vector and the rotary part of the keys
         return int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
     heads = int(text["num_attention_heads"])
     head_dim = text.get("head_dim") or int(text["hidden_size"]) // heads

@@ -68,7 +68,7 @@ class _Modules:
 class _Group:
     """Modules to which a label gives a format."""
 
-    #: Empty: all modules.
+    #: The modules of the group; empty if it applies to all modules.
     targets: _Modules
     formats: tuple[str, ...]
     #: The parts of a model to which the group applies; empty: all parts.
@@ -79,15 +79,15 @@ class _Group:
 class Label:
     """The formats that a configuration declares."""
 
-    #: The label in words: ``fp8``, ``modelopt NVFP4``; empty: the configuration has no label.
+    #: The label as text, for example ``fp8`` or ``modelopt NVFP4``; empty if there is no label.
     name: str
-    #: The file from which it was read.
+    #: The file from which the label was read.
     file: str
     #: The first group that selects a module applies to it.
     groups: tuple[_Group, ...]
     #: Modules that are not quantised.
     ignored: _Modules
-    #: The number of values per scale; None: the label does not say it.
+    #: The number of values per scale; None if the label does not contain it.
     group_size: int | None
     #: The method or algorithm, if no row of checkpoint.toml describes it; else empty.
     unknown: str = ""
@@ -205,7 +205,7 @@ def _of_table(table: Mapping[str, Any], file: str, config: Mapping[str, Any]) ->
 
 
 def _formats(word: str, bits: object = None) -> tuple[str, ...]:
-    """Return the formats for which a word of a label stands; empty for an unknown word."""
+    """Return the formats that a word in a label stands for; empty for an unknown word."""
     row = weight_tables.load().label.get(word.lower())
     if row is None:
         return ()
@@ -245,7 +245,7 @@ def _group_size(table: Mapping[str, Any]) -> int | None:
 
 
 def _parts_of(module: str) -> Iterator[str]:
-    """Yield all dotted parts of a name: a, a.b, a.b.c, b, b.c and c for a.b.c."""
+    """Yield all dotted parts of a name. For a.b.c, these are a, a.b, a.b.c, b, b.c and c."""
     words = module.split(".")
     for first in range(len(words)):
         for last in range(first, len(words)):
@@ -253,7 +253,7 @@ def _parts_of(module: str) -> Iterator[str]:
 
 
 def _of_glob(entry: str) -> str:
-    """Convert a name with ``*`` to a regular expression; a ``*`` at the end matches any rest."""
+    """Convert a name with ``*`` to a regular expression. A ``*`` at the end matches any rest."""
     pattern = ".*".join(map(re.escape, entry.split("*")))
     return pattern if entry.endswith("*") else rf"{pattern}(\.|$)"
 
@@ -262,12 +262,12 @@ def _of_glob(entry: str) -> str:
 def _matches(pattern: str, module: str) -> bool:
     try:
         return re.match(pattern, module) is not None
-    except re.error:  # the engine will refuse it
+    except re.error:  # the engine will refuse this pattern
         return False
 
 
 def quantised(formats: Sequence[str]) -> str:
-    """Describe formats in words.
+    """Describe formats as text.
 
     Args:
         formats: The formats that a label gives a weight.

@@ -1,13 +1,13 @@
 """Build the Hugging Face tokenizer of gpt-oss (o200k_harmony) without a download.
 
-oss-harmony embeds the tiktoken ranks, but does not export them as a file. Decoding each id gives
-the ranks. The list of merges follows from the ranks as in transformers' TikTokenConverter
+oss-harmony contains the tiktoken ranks, but does not export them as a file, so this module decodes
+each id. It derives the list of merges from the ranks as transformers' TikTokenConverter does
 (convert_slow_tokenizer.py): each split of a token into two tokens is a merge, and merges are
 ordered by the rank of the whole token.
 
-The rest is in ``fixtures/canary/checkpoint``: the split pattern of o200k_base (tiktoken,
-tiktoken_ext/openai_public.py), and a part of gpt-oss's chat template for engines that render chats
-with it. vLLM uses harmony instead.
+The other parts of the tokenizer are in ``fixtures/canary/checkpoint``: the split pattern of
+o200k_base (tiktoken, tiktoken_ext/openai_public.py), and a part of gpt-oss's chat template for
+engines that render chats with it. vLLM uses harmony instead.
 """
 
 import json
@@ -19,7 +19,7 @@ from sm121.core.vocabulary import byte_alphabet
 
 #: The number of ordinary tokens. Ids below it are byte sequences; all others are special tokens.
 ORDINARY = 199_998
-#: The number of ids.
+#: The number of ids, including special tokens.
 VOCABULARY = 201_088
 #: The files of a tokenizer.
 FILES = (

@@ -1,4 +1,4 @@
-"""Write harmony's vocabulary to a file, for engines whose openai-harmony would download it.
+"""Write harmony's vocabulary to a file, so that an engine's openai-harmony need not download it.
 
 oss-harmony contains the vocabulary. openai-harmony reads ``o200k_base.tiktoken`` from the folder in
 ``TIKTOKEN_ENCODINGS_BASE``. The file has a line for each token, with its bytes in base64 and its

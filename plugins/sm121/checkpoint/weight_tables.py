@@ -14,7 +14,7 @@ Read = Literal["all", "used", "row", "nothing"]
 class FormatRow(DataTable):
     """How a format is stored: the tensors for a weight and its scales."""
 
-    #: The name in formats.toml; ``int``: the number of bits is derived from the shapes.
+    #: The name in formats.toml. With ``int``, the number of bits is derived from the shapes.
     id: str
     #: The suffix of the weight's name.
     weight: str
@@ -24,9 +24,9 @@ class FormatRow(DataTable):
     scale: str
     #: The possible dtypes of the scale.
     scale_dtypes: tuple[str, ...]
-    #: The suffix of the name of the zero points; None: the format has no zero points.
+    #: The suffix of the name of the zero points; None if the format has none.
     zeros: str | None = None
-    #: The number of values in an element of the weight; None: it is derived from the shapes.
+    #: The number of values in an element of the weight; None if it is derived from the shapes.
     values: int | None = None
 
 
@@ -45,7 +45,7 @@ class LabelRow(DataTable):
     """The meaning of a word in a label."""
 
     formats: tuple[str, ...]
-    #: The parts to which the word applies; empty: all parts with ``linear``.
+    #: The parts to which the word applies; empty for all parts with ``linear``.
     parts: tuple[str, ...] = ()
 
 

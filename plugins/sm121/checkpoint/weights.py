@@ -23,17 +23,18 @@ _PACKED_BITS = 32
 class Weight:
     """The tensors of a module."""
 
-    #: The name without its suffix: model.layers.0.self_attn.q_proj.
+    #: The name of the module, for example model.layers.0.self_attn.q_proj.
     module: str
     part: PartRow
-    #: Whether it belongs to a drafter (multi-token prediction), which is only read for speculative
-    #: decoding.
+    #: Whether the module belongs to a drafter (multi-token prediction), which is used only for
+    #: speculative decoding.
     drafts: bool
-    #: The number of its layer; None: it belongs to no layer.
+    #: The number of the layer; None if the module belongs to no layer.
     layer: int | None
-    #: The number of its expert; None: it belongs to no expert, or to all experts of a layer.
+    #: The number of the expert; None if the module belongs to no expert, or to all experts of a
+    #: layer.
     expert: int | None
-    #: The name in formats.toml; None: the weight is no matrix (a norm, a bias).
+    #: The name in formats.toml; None if the weight is not a matrix (a norm, a bias).
     format: str | None
     #: False for a matrix whose format checkpoint.toml does not describe.
     is_described: bool
@@ -41,9 +42,9 @@ class Weight:
     has_scale: bool
     #: The tensor with the values, without scales and zero points.
     main: Tensor
-    #: The number of its values, as far as it is known.
+    #: The number of values, if it is known.
     values: int
-    #: The size of all its tensors, in bytes.
+    #: The size of all tensors of the module, in bytes.
     size: int
 
     @property
