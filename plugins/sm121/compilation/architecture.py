@@ -1,4 +1,4 @@
-"""Device architectures, as nvcc, FlashInfer and fat binaries write them."""
+"""Architectures of device code, in the notations of nvcc, FlashInfer and fat binaries."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _SPELLING = re.compile(
 
 @dataclass(frozen=True, order=True)
 class CodeArchitecture:
-    """The target architecture of device code: ``sm_121a`` has the number 121 and the suffix ``a``.
+    """The target architecture of device code. ``sm_121a`` has the number 121 and the suffix ``a``.
 
     Code without a suffix may use only instructions that all later GPUs of the generation have,
     which excludes block-scaled FP4. Code with ``f`` may also use the instructions of the family,
@@ -35,10 +35,10 @@ class CodeArchitecture:
         """Parse the name of an architecture.
 
         Args:
-            text: The name: ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``.
+            text: The name, for example ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``.
 
         Raises:
-            UsageError: The name has another form.
+            UsageError: The name does not have one of these forms.
         """
         match = _SPELLING.fullmatch(text.strip())
         if match is None:
@@ -48,7 +48,7 @@ class CodeArchitecture:
 
     @property
     def sass(self) -> str:
-        """The name of machine code in fat binaries: ``sm_121a``."""
+        """The name of machine code in fat binaries, for example ``sm_121a``."""
         return f"sm_{self.number}{self.suffix}"
 
     @property
@@ -81,7 +81,7 @@ class CodeArchitecture:
         return self.number <= gpu
 
     def is_full(self, gpu: int) -> bool:
-        """Return whether machine code for it runs on a GPU and may use the FP4 instructions.
+        """Return whether machine code for this architecture runs on a GPU and can use its FP4.
 
         Args:
             gpu: The compute capability, such as 121.

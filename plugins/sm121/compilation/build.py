@@ -17,17 +17,17 @@ _ERROR_LENGTH = 300
 
 
 class BuildOutcome(StrEnum):
-    """The outcome of a compilation. Only HARDWARE is usable, whatever nvcc's exit status is."""
+    """The outcome of a compilation. Only HARDWARE is usable, even if nvcc's exit status is 0."""
 
-    #: Compiled, with the required instructions.
+    #: The source was compiled to the required instructions.
     HARDWARE = "hardware"
     #: ptxas reported that the architecture lacks the instruction.
     REFUSED = "refused"
-    #: Compiled without a message, but to other instructions than the required ones.
+    #: The source was compiled without a message, but not to the required instructions.
     SOFTWARE = "software"
-    #: Compiled without a message, but to a kernel that only traps.
+    #: The source was compiled without a message, but to a kernel that only traps.
     TRAP = "trap"
-    #: Not compiled, for another reason.
+    #: The compilation failed for another reason.
     BROKEN = "broken"
 
 
@@ -38,7 +38,7 @@ class Built:
     Attributes:
         architecture: The architecture.
         outcome: The outcome.
-        reason: One line: the result of the rule, or the compiler's first error.
+        reason: The result of the rule, or the compiler's first error, in one line.
         finding: The result of the rule on the instructions; None if nothing was compiled.
     """
 
@@ -64,16 +64,16 @@ def build(
     Args:
         source: The CUDA source.
         architecture: The architecture.
-        rule: The required instructions.
-        refusal: Matches ptxas' message that the architecture lacks an instruction.
+        rule: The rule with the required instructions.
+        refusal: A pattern for ptxas' message that the architecture lacks an instruction.
         tools: The compiler and the disassembler.
         output: The file of the fat binary.
-        arguments: Arguments of nvcc. Architectures among them are replaced.
+        arguments: Arguments of nvcc. Options that choose architectures are replaced.
         timeout_s: The limit of wall-clock time, in seconds.
 
     Raises:
         TookTooLong: nvcc took longer.
-        Sm121Error: nvcc made code for other architectures, or code that cannot be read.
+        Sm121Error: nvcc generated code for other architectures, or code that cannot be read.
     """
     # -fatbin: device code only, without host compilation and linking.
     words = [*without_architectures(arguments), "-gencode", architecture.gencode]

@@ -1,6 +1,6 @@
-"""The caches for an engine's compiled code: their folders, and recently compiled files.
+"""Find the caches of an engine's compiled code, and recently compiled files in them.
 
-A start that compiles is a cold start, whatever the caches contained before it.
+A start that compiles counts as a cold start, even if the caches were not empty before.
 """
 
 import os
@@ -13,8 +13,8 @@ from pathlib import Path
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++", "cc1plus"})
 #: The suffixes of files that only compilers write.
 _COMPILED = frozenset({".so", ".o", ".cubin"})
-#: Kernels that were all written within this time, in seconds, are ignored: they hardly delay a
-#: start, and another process may have compiled them.
+#: If all new kernels were written within this many seconds, they are ignored, because they hardly
+#: delay a start, and another process may have compiled them.
 _FEW_S = 5.0
 #: A rule of ninja that builds an object file.
 _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)
@@ -22,13 +22,13 @@ _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)
 
 @dataclass(frozen=True)
 class CompileCaches:
-    """The folders of an engine's caches; they need not exist.
+    """The folders of an engine's caches, which may not exist.
 
     Attributes:
         flashinfer: FlashInfer's modules.
         triton: Triton's kernels.
         vllm: vLLM's compiled graphs.
-        inductor: torch.compile's cache, if vLLM does not keep it in its own.
+        inductor: torch.compile's cache, if it is not inside vLLM's own cache.
     """
 
     flashinfer: Path
@@ -87,7 +87,7 @@ class CompileCaches:
         """Return the time at which the latest file was compiled, in seconds since 1970.
 
         Args:
-            since: The time from which on files count, in seconds since 1970.
+            since: Only files that were written after this time count, in seconds since 1970.
 
         Returns:
             The time, or None if there is no such file.
@@ -106,8 +106,8 @@ class CompileCaches:
                 since 1970.
 
         Returns:
-            The most recently changed module that has no library yet, with the number of files that
-            are still to be compiled; None if there is no such module.
+            A text with the most recently changed module that has no library yet, and the number of
+            files that have not been compiled yet; None if there is no such module.
         """
         modules: list[tuple[float, str]] = []
         for rules in self.flashinfer.glob("*/*/cached_ops/*/build.ninja"):
@@ -137,5 +137,5 @@ def _new_files(folder: Path, since: float) -> Iterator[Path]:
 def _written(file: Path) -> float:
     try:
         return file.stat().st_mtime
-    except FileNotFoundError:  # compilers remove their temporary files
+    except FileNotFoundError:  # compilers remove their temporary files meanwhile
         return 0.0

@@ -47,8 +47,8 @@ def run(
     Args:
         command: The command and its arguments.
         timeout_s: The limit of wall-clock time, in seconds.
-        environment: The whole environment; None: that of this process.
-        folder: The working directory; None: that of this process.
+        environment: The whole environment; None for that of this process.
+        folder: The working directory; None for that of this process.
 
     Raises:
         TookTooLong: The command, or a process that it started, ran longer.

@@ -19,7 +19,8 @@ from sm121.core import errors, unmet
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 ELF_MAGIC = b"\x7fELF"
 
-#: The ELF header of 64-bit files: its size, the value of the class, and the offsets of its fields.
+#: Properties of the ELF header of 64-bit files: its size, the value of the class, and the offsets
+#: of its fields.
 _ELF_HEADER_BYTES = 64
 _ELF_64 = 2
 _ELF_CLASS_AT = 4
@@ -32,8 +33,8 @@ _ELF_SECTION_SIZE_AT = 58
 _EM_CUDA = 190
 #: From this ABI version on, a cubin has its architecture in the second byte of the flags.
 _ABI_SECOND_BYTE = 8
-#: ptxas writes its command line into a note. It contains the suffix of the architecture, which the
-#: ELF flags do not.
+#: The architecture in the command line of ptxas, which a cubin contains in a note. Unlike the ELF
+#: flags, it has the suffix.
 _CUBIN_TARGET = re.compile(rb"(?:-arch|--gpu-name)[ =]+(sm_\d{2,3}[af]?)\b")
 #: The number of bytes of a cubin that are searched for that note.
 _NOTES_BYTES = 1 << 24

@@ -1,4 +1,4 @@
-"""The installed FlashInfer: the sources that it would compile for GB10, and its headers."""
+"""Find the installed FlashInfer, the sources that it would compile for GB10, and its headers."""
 
 import json
 import os
@@ -31,9 +31,9 @@ class Resolution(data_file.DataTable):
     """The required targets, or the required error, for one value of FLASHINFER_CUDA_ARCH_LIST."""
 
     arch_list: str
-    #: The names of machine code, such as ``121a``.
+    #: The names of machine code, for example ``121a``.
     compiled_for: tuple[str, ...] = ()
-    #: A part of the error's text.
+    #: A part of the text of the required error.
     error: str | None = None
     source: str = Field(min_length=3)
 
@@ -140,7 +140,8 @@ class FlashInfer:
                 "FLASHINFER_CUDA_ARCH_LIST": arch_list,
                 # Importing FlashInfer creates its cache folder, which must not be the user's.
                 "FLASHINFER_WORKSPACE_BASE": str(folder or scratch),
-                # Otherwise, FlashInfer searches next to the nvcc on PATH, often a wrapper.
+                # Without this variable, FlashInfer searches beside the nvcc on PATH, which is often
+                # a wrapper.
                 "CUDA_HOME": str(compiler.root),
             }
             command = [self.python, str(script), json.dumps(request)]
@@ -157,7 +158,7 @@ def find(python: str | None = None) -> FlashInfer:
     """Return the FlashInfer of an interpreter.
 
     Args:
-        python: The interpreter; None: that of this process.
+        python: The interpreter; None for that of this process.
 
     Raises:
         NotRun: The interpreter has no FlashInfer, or a FlashInfer without sources.
@@ -180,7 +181,7 @@ def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[unmet.Fac
         compiler: The compiler.
 
     Returns:
-        One fact for each value of FLASHINFER_CUDA_ARCH_LIST with another result.
+        One fact for each value of FLASHINFER_CUDA_ARCH_LIST whose result is not the required one.
 
     Raises:
         NotRun: FlashInfer cannot be imported.

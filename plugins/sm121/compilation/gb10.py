@@ -32,7 +32,7 @@ class Compilation:
             probe: The name of the probe.
 
         Raises:
-            UsageError: There is no such probe.
+            UsageError: The suite has no probe of this name.
             NotRun: The probe needs FlashInfer, which is not installed.
         """
         chosen = probes.probe(probe)

@@ -1,4 +1,4 @@
-"""The modules that an engine compiles at its first start, and a limit on the compile jobs.
+"""Find the modules that an engine compiles at its first start, and limit the compile jobs.
 
 FlashInfer compiles with ninja, which uses all cores if ``MAX_JOBS`` is not set. On a machine with
 unified memory, this can exhaust the memory and freeze the machine, because the weights are already
@@ -35,12 +35,13 @@ _JOBS = "MAX_JOBS"
 _THREADS = "FLASHINFER_NVCC_THREADS"
 _ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"
 
-#: The packages with precompiled kernels for FlashInfer: names of distributions by module.
+#: The packages with precompiled kernels for FlashInfer. The keys are modules, the values are names
+#: of distributions.
 _PRECOMPILED = {
     "flashinfer_cubin": "flashinfer-cubin",
     "flashinfer_jit_cache": "flashinfer-jit-cache",
 }
-#: Packages that cannot be imported with other releases of these requirements.
+#: Packages, each with those of its requirements that must have exactly the required release.
 _OF_ONE_TIME = {
     "torchvision": ("torch",),
     "torchaudio": ("torch",),
@@ -57,22 +58,23 @@ class JitModule(DataTable):
     #: A shell pattern for the name of the module's folder in the cache. ``{page}`` stands for the
     #: page size of the KV cache, ``{queries}`` for the queries per sequence in a decode step.
     module: str
-    #: If the name does not identify the variant of the module: a pattern for a line of its
-    #: generated configuration.
+    #: A pattern for a line of the module's generated configuration. It is needed if the name does
+    #: not identify the variant of the module.
     generated: Regex | None = None
     #: The releases of FlashInfer in which all modules with this pattern have the same name, so that
-    #: the cache only contains the one that was compiled last.
+    #: the cache contains only the module that was compiled last.
     shares_name: Versions = ""
     #: The releases of FlashInfer with which the engine calls the module. With an unknown release,
     #: the engine is assumed to call it.
     flashinfer: Versions = ""
-    #: A pattern for the engine's arguments; without a match, the module is not needed.
+    #: A pattern for the engine's arguments. If it does not match, the module is not needed.
     arguments: Regex | None = None
-    #: A pattern for the engine's arguments; with a match, the module is not needed.
+    #: A pattern for the engine's arguments. If it matches, the module is not needed.
     unless_arguments: Regex | None = None
-    #: A pattern for a variable as ``NAME=VALUE``; with a match, the module is not needed.
+    #: A pattern for environment variables, as ``NAME=VALUE``. If it matches, the module is not
+    #: needed.
     unless_environment: Regex | None = None
-    #: The peak memory of one compile job.
+    #: The peak memory of one compile job, in GiB.
     memory_gib: float = Field(gt=0)
     #: The CPU time for the whole module, in seconds.
     cpu_s: float = Field(gt=0)
@@ -82,9 +84,9 @@ class JitModule(DataTable):
         """Return whether a library in the cache is this module.
 
         Args:
-            library: ``<architectures>/cached_ops/<name>/<file>.so``. FlashInfer writes the module's
-                sources to ``<architectures>/generated/<name>``, and recompiles the module if they
-                are newer than the library.
+            library: The path ``<architectures>/cached_ops/<name>/<file>.so``. FlashInfer writes the
+                module's sources to ``<architectures>/generated/<name>``. If they are newer than the
+                library, FlashInfer recompiles the module.
         """
         name = library.parent.name
         if not fnmatch.fnmatchcase(name, self.module):
@@ -130,7 +132,7 @@ class Unbuilt(DataTable):
     """A module that a start compiles, but ``sm121 warm`` does not."""
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
-    #: A shell pattern for the name of its folder in the cache; None if it is unknown.
+    #: A shell pattern for the name of the module's folder in the cache; None if it is unknown.
     module: str | None = None
     arguments: Regex
     why: str = Field(min_length=3)
@@ -156,11 +158,12 @@ def load_jit() -> JitData:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The sizes for which XQA is compiled, besides its dtypes.
+    """The sizes for which XQA is compiled, in addition to its dtypes.
 
     Attributes:
         page: The page size of the KV cache, in tokens.
-        queries: The number of queries per sequence in a decode step: N + 1 with N draft tokens.
+        queries: The number of queries per sequence in a decode step. With N draft tokens, it is N +
+            1.
     """
 
     page: int
@@ -168,7 +171,7 @@ class Decoding:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> "Decoding":
-        """Return the sizes of an engine.
+        """Read the sizes from an engine's arguments.
 
         Args:
             arguments: The engine's arguments. The last value of a repeated argument counts.
@@ -202,7 +205,7 @@ def needed(
         needs: The profile's table of requirements.
         arguments: The engine's arguments.
         environment: The engine's environment.
-        flashinfer: The release of FlashInfer; None: unknown.
+        flashinfer: The release of FlashInfer; None if it is unknown.
 
     Raises:
         UsageError: The profile names an unknown module.
@@ -234,12 +237,13 @@ class FlashInferModules:
     """The modules that an engine's FlashInfer has compiled.
 
     Attributes:
-        version: The release of FlashInfer. None: it is unknown, and the caches of all releases
+        version: The release of FlashInfer. If it is unknown (None), the caches of all releases
             count.
         folder: The cache, which contains ``<version>/<architectures>/cached_ops/<module>``.
-        ahead: Folders with precompiled modules.
+        ahead: The folders with modules that were compiled ahead of time.
         installed: Whether FlashInfer is installed.
-        beside: The versions of installed packages with precompiled kernels, by their names.
+        beside: The versions of installed packages with precompiled kernels; the keys are the
+            packages' names.
         unmet: Requirements on torch, TVM FFI and CuTe DSL that the installed packages do not meet.
     """
 
@@ -252,7 +256,7 @@ class FlashInferModules:
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
-        """Return the compiled modules of the FlashInfer that an interpreter has.
+        """Find the compiled modules of an interpreter's FlashInfer.
 
         Args:
             python: The engine's interpreter.
@@ -281,7 +285,7 @@ class FlashInferModules:
     def missing(
         self, modules: Sequence[JitModule], codes: Sequence[str], gpu: int
     ) -> list[JitModule]:
-        """Return the modules that are neither in the cache nor installed.
+        """Return the modules that are neither in the cache nor in installed packages.
 
         Args:
             modules: The modules.
@@ -328,7 +332,7 @@ class FlashInferModules:
         return any(any(folder.glob(pattern)) for folder in self._cached(codes))
 
     def _cached(self, codes: Sequence[str]) -> list[Path]:
-        """Return the cache's folders of modules for one of these architectures."""
+        """Return the folders of cached modules that were compiled for these architectures."""
         folders = []
         for folder in self.folder.glob(f"{self.version or '*'}/*"):
             architectures = folder.name.split("_")
@@ -347,12 +351,13 @@ def _is_in_cache(module: JitModule, folders: Sequence[Path]) -> bool:
 
 @dataclass(frozen=True)
 class JobLimit:
-    """The limit on the number of concurrent compile jobs, by the memory that the engine leaves.
+    """The limit on concurrent compile jobs. It depends on the memory that the engine leaves.
 
     Attributes:
-        fitting: The number of jobs that fit in memory; 0 if not even one does.
-        jobs: The number of jobs to run: `fitting`, but at most one for each core.
-        reason: The required and the available memory, in words.
+        fitting: The number of jobs for which the memory is sufficient; 0 if it is not sufficient
+            for one.
+        jobs: The number of jobs to run. This is `fitting`, but at most one job for each core.
+        reason: The required and the available memory, as text.
     """
 
     fitting: int
@@ -393,7 +398,7 @@ def bound(
 def bounding_variables(
     needs: engine_settings.Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that limit the compilers of a start.
+    """Return the environment variables that limit the compilers of a start.
 
     They are set even if the cache is warm, because an update of FlashInfer's sources invalidates
     the cache.
@@ -417,7 +422,7 @@ def bounding_variables(
 def other_release(package: str | None, flashinfer: str | None) -> bool:
     """Return whether a package's version is known and is not that of FlashInfer.
 
-    The local parts of versions, such as ``+cu130``, do not count.
+    The local parts of versions, for example ``+cu130``, are ignored.
     """
     if package is None or flashinfer is None:
         return False
@@ -427,7 +432,7 @@ def other_release(package: str | None, flashinfer: str | None) -> bool:
 def _public(version: str) -> str:
     """Return a version without its local part.
 
-    Text that is no PEP 440 version is returned unchanged.
+    Text that is not a PEP 440 version is returned unchanged.
     """
     try:
         return Version(version).public

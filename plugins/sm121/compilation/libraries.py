@@ -25,24 +25,26 @@ PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "s
 _SUFFIXES = (".so", ".cubin", ".fatbin", ".o")
 #: The time limit for disassembling a file, in seconds.
 _SASS_TIMEOUT_S = 600.0
-#: The maximum number of kernels that only trap which a report lists by name.
+#: A report lists the names of at most this many kernels that only trap.
 _TRAPPING_SHOWN = 5
 
 
 class CodeState(StrEnum):
     """How a file's device code can be used on a GPU."""
 
-    #: Machine code runs on it and may use all its instructions: for GB10, 121a, 121f or 120f.
+    #: The machine code runs on the GPU and can use all its instructions (for GB10: 121a, 121f or
+    #: 120f).
     FULL = "full"
-    #: Machine code runs on it, but was compiled without a suffix: no block-scaled FP4.
+    #: The machine code runs on the GPU, but was compiled without a suffix, so that it has no
+    #: block-scaled FP4.
     PLAIN = "plain"
-    #: Only PTX runs on it, which the driver compiles when it is loaded.
+    #: Only PTX can be used on the GPU. The driver compiles it when it is loaded.
     PTX_ONLY = "ptx_only"
-    #: There is device code, but none of it runs on the GPU.
+    #: The file has device code, but none of it runs on the GPU.
     OTHER = "other_architecture"
-    #: A library without device code.
+    #: The file is a library without device code.
     HOST = "no_device_code"
-    #: The file, or its code, cannot be read.
+    #: The file, or its device code, cannot be read.
     UNREADABLE = "unreadable"
 
 
@@ -97,8 +99,8 @@ def check_file(
     Args:
         path: The file.
         gpu: The compute capability, such as 121.
-        disassembler: The tool that reads instructions, to find kernels that only trap. It takes 8 s
-            for a million instructions. None: no instructions are read.
+        disassembler: The tool for reading instructions, to find kernels that only trap. It takes 8
+            s for a million instructions. If None, no instructions are read.
     """
     try:
         images = device_code.read_device_code(path)
@@ -195,7 +197,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
 
     Args:
         engine: The name of the engine.
-        origins: The file from which each package is imported, by the package's name.
+        origins: For each package, by its name, the file from which it is imported.
         gpu: The compute capability, such as 121.
 
     Returns:
@@ -228,7 +230,7 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
 
     Args:
         python: The engine's interpreter.
-        environment: The engine's environment; None: that of this process.
+        environment: The engine's environment; None for that of this process.
 
     Raises:
         Sm121Error: The interpreter does not answer.
@@ -245,7 +247,7 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files that may contain device code, each once.
+    """Yield the files that may contain device code, each file once.
 
     Args:
         paths: Files, and folders to search.
@@ -281,7 +283,7 @@ def write_report(
     gpu: int = GB10,
     disassembler: Disassembler | None = None,
 ) -> Counter[CodeState]:
-    """Check all files in some places, and write one JSON object, whose entries appear one by one.
+    """Check all files in some places, and write the results as one JSON object, entry by entry.
 
     Args:
         paths: Files and folders.

@@ -1,4 +1,4 @@
-"""Compile FlashInfer's JIT modules for gpt-oss as FlashInfer would, and check their SASS."""
+"""Compile FlashInfer's JIT modules for gpt-oss as FlashInfer does, and check their SASS."""
 
 import functools
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Module(rules.SassRule):
     architectures: tuple[str, ...] = Field(min_length=1)
     #: The time limit of each unit, in seconds.
     timeout_s: float = Field(gt=0)
-    #: The peak memory of one compiler.
+    #: The peak memory of one compiler, in GiB.
     memory_gib: float = Field(gt=0)
     source: str = Field(min_length=3)
 
@@ -49,13 +49,13 @@ def names() -> list[str]:
 
 
 def module(name: str) -> Module:
-    """Return a module by name.
+    """Return the module with a given name.
 
     Args:
         name: The name.
 
     Raises:
-        UsageError: There is no such module; the message lists the names.
+        UsageError: The suite has no module of this name. The message lists the names.
     """
     return data_file.named(load_modules(), name, "module")
 
@@ -69,7 +69,7 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: toolchain.Tool
         tools: The compiler, the disassembler, and the folder for the results.
 
     Returns:
-        One fact for each requirement that does not hold.
+        One fact for each requirement that is not met.
 
     Raises:
         NotRun: There is too little memory, or FlashInfer cannot be imported.
@@ -141,7 +141,7 @@ def compile_unit(
             refusal=probes.load_probes().refusal,
             tools=tools,
             output=output,
-            # Last in the search order, so that the toolkit's own headers take precedence.
+            # Searched last, so that the toolkit's own headers take precedence.
             arguments=[*unit.arguments, "-isystem", str(headers)],
             timeout_s=chosen.timeout_s,
         )

@@ -1,4 +1,4 @@
-"""Small sources whose instructions show whether a compiler generates FP4 code for GB10."""
+"""Compile small sources ("probes") that show whether a compiler generates FP4 code for GB10."""
 
 from collections.abc import Mapping
 from importlib.resources import as_file, files
@@ -26,7 +26,7 @@ class Probe(SassRule):
     tier: Tier
     #: Arguments of nvcc. Names in braces stand for folders.
     arguments: tuple[str, ...] = ()
-    #: The required outcomes by architecture, such as ``121a``.
+    #: The required outcome for each architecture, for example ``121a``.
     outcomes: dict[str, BuildOutcome] = Field(min_length=1)
     source: str = Field(min_length=3)
 
@@ -44,7 +44,7 @@ class Probe(SassRule):
 class ProbeData(data_file.DataTable):
     """The content of ``fixtures/compilation/probes.toml``."""
 
-    #: Matches ptxas' message that the architecture lacks an instruction.
+    #: A pattern for ptxas' message that the architecture lacks an instruction.
     refusal: data_file.Regex
     probe: data_file.Entries[Probe]
 
@@ -62,19 +62,19 @@ def names(tier: Tier) -> list[str]:
     """Return the names of the probes of a tier, in the order of the file.
 
     Args:
-        tier: The tier. Probes of ``headers`` include FlashInfer's headers.
+        tier: The tier. Probes of the tier ``headers`` include FlashInfer's headers.
     """
     return [probe.name for probe in load_probes().probe if probe.tier == tier]
 
 
 def probe(name: str) -> Probe:
-    """Return a probe by name.
+    """Return the probe with a given name.
 
     Args:
         name: The name.
 
     Raises:
-        UsageError: There is no such probe; the message lists the names.
+        UsageError: The suite has no probe of this name. The message lists the names.
     """
     return data_file.named(load_probes().probe, name, "probe")
 
@@ -115,7 +115,7 @@ def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> 
         headers: The folders that replace names in braces in ``arguments``.
 
     Returns:
-        One fact for each architecture with another outcome than the required one.
+        One fact for each architecture whose outcome is not the required one.
 
     Raises:
         TookTooLong: nvcc exceeds the time limit.

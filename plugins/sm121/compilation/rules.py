@@ -1,4 +1,4 @@
-"""Rules on the instructions of compiled code, and their evaluation."""
+"""Check the instructions of compiled code with rules."""
 
 import re
 from collections import Counter
@@ -18,7 +18,7 @@ _QUOTED_LENGTH = 120
 
 
 class SassRule(DataTable):
-    """Regular expressions on instructions with their modifiers, and on names of kernels."""
+    """Regular expressions for instructions with their modifiers, and for names of kernels."""
 
     #: Each of these patterns must match some instruction.
     must_see: tuple[Pattern, ...] = Field(min_length=1)
@@ -30,7 +30,7 @@ class SassRule(DataTable):
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """The result of a rule for a file. The rule holds if there are kernels and no faults.
+    """The result of a rule for a file. The rule is met if the file has kernels and no faults.
 
     Attributes:
         missing: Patterns of ``must_see`` and ``must_see_kernel`` without a match.
@@ -46,12 +46,14 @@ class RuleFinding:
 
     @property
     def holds(self) -> bool:
-        """Whether all required instructions are present, and no forbidden ones."""
+        """Whether all required instructions are present, and no forbidden instructions."""
         has_fault = self.missing or self.forbidden or self.only_trapping
         return self.kernels > 0 and not has_fault
 
     def joined(self, other: "RuleFinding") -> "RuleFinding":
-        """Return the joint finding for two files: each pattern must match in at least one of them.
+        """Combine the findings for two files.
+
+        A required pattern must match in at least one of them.
 
         Args:
             other: The finding of the other file.
@@ -110,7 +112,7 @@ def examine(rule: SassRule, kernels: Iterable[sass.SassKernel]) -> RuleFinding:
 def _without_matches(
     missing: list[str], patterns: Sequence[str], texts: Iterable[str]
 ) -> list[str]:
-    """Remove those missing patterns that are in `patterns` and match one of the texts."""
+    """Return the missing patterns without those of `patterns` that match one of the texts."""
     remaining = []
     for pattern in missing:
         is_found = pattern in patterns and any(re.search(pattern, text) for text in texts)

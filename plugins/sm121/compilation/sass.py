@@ -14,7 +14,7 @@ from sm121.compilation.toolchain import Disassembler
 from sm121.core.errors import Sm121Error
 from sm121.core.unmet import Fact
 
-#: The number of characters of a line of cuobjdump that are read at once.
+#: How many characters of a line of cuobjdump are read at once.
 _LINE_LIMIT = 4096
 #: The number of bytes of cuobjdump's error output that are quoted.
 _ERROR_BYTES = 4096
@@ -25,7 +25,7 @@ _INSTRUCTION = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)"
 )
 _TRAP = "BPT.TRAP"
-#: Instructions that end straight-line code. Calls are not among them, because a guard calls a
+#: Instructions that end straight-line code. Calls are not included, because a guard calls a
 #: function to print its message.
 _JUMPS = ("BRA", "BRX", "BRXU", "JMP", "JMX", "EXIT", "RET", "BSYNC", "WARPSYNC", "KILL")
 
@@ -55,7 +55,7 @@ class SassKernel:
 
 
 class _Reader:
-    """Reads the lines of ``cuobjdump -sass``, and keeps the kernel to which they belong."""
+    """Reads the lines of ``cuobjdump -sass``, and collects the current kernel's instructions."""
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
@@ -81,7 +81,7 @@ class _Reader:
         return None
 
     def end(self) -> SassKernel | None:
-        """Return the kernel that ends here, or None."""
+        """Return the current kernel at the end of the output; None if there is none."""
         kernel = self._kernel
         self._kernel = None
         return kernel
@@ -116,7 +116,7 @@ def parse(lines: Iterable[str], origin: str) -> Iterator[SassKernel]:
         Each kernel, when it is complete.
 
     Raises:
-        UnreadableSass: A function comes before any architecture was named.
+        UnreadableSass: The output has a function before the first line with an architecture.
     """
     reader = _Reader(origin)
     for line in lines:
@@ -135,7 +135,7 @@ def disassemble(
     only: CodeArchitecture | None = None,
     timeout_s: float = 120.0,
 ) -> Iterator[SassKernel]:
-    """Yield the kernels of an object file, library, fat binary or cubin, while it is read.
+    """Yield the kernels of an object file, library, fat binary or cubin, one at a time.
 
     Args:
         path: The file.
@@ -176,7 +176,7 @@ def disassemble(
             process.wait()
         finally:
             timer.cancel()
-            if process.poll() is None:  # the caller stopped before the last kernel
+            if process.poll() is None:  # the caller has stopped before the last kernel
                 process.kill()
                 process.wait()
         if expired.is_set():

@@ -1,4 +1,4 @@
-"""Find nvcc, cuobjdump and nvdisasm, installed in the system or by pip wheels."""
+"""Find nvcc, cuobjdump and nvdisasm in the system or in pip wheels."""
 
 import os
 import re
@@ -12,17 +12,18 @@ from sm121.compilation import child
 from sm121.core import unmet, verdict
 from sm121.core.errors import Sm121Error
 
-#: The wheels for nvcc, all of the same release, because nvcc's own requirements are not pinned.
+#: The wheels for nvcc. All have the same release, because nvcc's own requirements are not pinned.
 WHEELS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 "
     "nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85"
 )
 
-#: The wheels for reading SASS: cuobjdump needs nvdisasm and does not require its wheel.
+#: The wheels for reading SASS. cuobjdump needs nvdisasm, but its wheel does not require that of
+#: nvdisasm.
 READER_WHEELS = "nvidia-cuda-cuobjdump==13.4.92 nvidia-cuda-nvdisasm==13.5.37"
 
 _RELEASE = re.compile(r"release \d+\.\d+, V(\S+)")
-#: The first CUDA whose nvcc compiles for sm_121.
+#: The first CUDA release whose nvcc compiles for sm_121.
 _OLDEST = (12, 9)
 #: The line with the toolkit's folder in the output of nvcc's dry run.
 _TOP = re.compile(r"(?m)^#\$ TOP=(.+)$")
@@ -93,8 +94,8 @@ def lacking(required: str, observed: str, remedy: str) -> verdict.NotRun:
 
     Args:
         required: The required tool.
-        observed: The tool that was found instead; empty for none.
-        remedy: The remedy.
+        observed: The tool that was found instead; empty if none was found.
+        remedy: How to install the tool.
     """
     return verdict.NotRun(unmet.Fact(required, observed, evidence=f"remedy: {remedy}"))
 
@@ -135,7 +136,8 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
         )
     if shutil.which("g++") is None:
         raise lacking("g++, which nvcc calls", "none in PATH", "install g++")
-    # Ask nvcc for the toolkit's folder: the program on PATH is often a wrapper in another folder.
+    # Let nvcc print the toolkit's folder, because the program on PATH is often a wrapper in another
+    # folder.
     match = _TOP.search(_run_tool(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
     if match is None:
         raise Sm121Error(
@@ -145,7 +147,7 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
 
 
 def find_disassembler(packages: Sequence[Path]) -> Disassembler:
-    """Return the first cuobjdump and nvdisasm in the same places as nvcc, or else Triton's.
+    """Return the first cuobjdump and nvdisasm in the places of nvcc, or else Triton's.
 
     Args:
         packages: The folders in which wheels are installed.

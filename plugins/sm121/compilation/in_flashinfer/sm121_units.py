@@ -1,10 +1,11 @@
-"""Print what FlashInfer would compile, or make it compile a module into its own cache.
+"""Print the sources that FlashInfer would compile, or let FlashInfer compile a module.
 
 The script runs in the engine's environment (``python FILE REQUEST``), where only the standard
-library and FlashInfer are available. REQUEST is a JSON object, and so is the answer in the last
-line of the output. The generators are called as FlashInfer's own wrappers call them for gpt-oss:
-BF16 queries, a cache in BF16 or E4M3, head_dim 64, 64 query and 8 KV heads. The arguments of the
-sink module are taken from the wrapper itself, because the module's name depends on the release.
+library and FlashInfer are available. REQUEST is a JSON object. The last line of the output is the
+answer, which is also a JSON object. A module is compiled into FlashInfer's own cache. The script
+calls FlashInfer's generators as its wrappers do for gpt-oss: BF16 queries, a cache in BF16 or E4M3,
+head_dim 64, 64 query and 8 KV heads. The arguments of the sink module are taken from the wrapper
+itself, because the module's name depends on the release.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 INSTANTIATION = re.compile(r"INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\([^;]*\);")
 #: The beginning of the arguments of kernels with MXFP8 activations and MXFP4 weights.
 MXFP8_MXFP4 = re.compile(r"\(Sm120,\s*__nv_fp8_e4m3,\s*SafeFP4,\s*__nv_bfloat16,")
-#: The arguments of the kernel that compiles fastest: the smallest tile, no fused finalisation.
+#: The arguments of the kernel that compiles fastest. It has the smallest tile and no fused
+#: finalisation.
 SMALLEST = re.compile(r"NONE,\s*128,\s*64,\s*128,")
 
 #: The page size of the KV cache, in tokens.
@@ -125,7 +127,7 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
 
 
 def _targets(values: list[str]) -> dict[str, Any]:
-    """Return architectures, or the text of an error, by value of FLASHINFER_CUDA_ARCH_LIST."""
+    """Return the architectures, or an error text, for each value of FLASHINFER_CUDA_ARCH_LIST."""
     from flashinfer.compilation_context import CompilationContext
 
     targets: dict[str, Any] = {}
@@ -147,7 +149,8 @@ def _targets(values: list[str]) -> dict[str, Any]:
 def _build(module: str) -> str:
     """Compile a module into FlashInfer's cache. Return the path of its library."""
     spec = MODULES[module]()
-    # Before 0.7, `verbose` has no default. The lock is for several processes that compile at once.
+    # Before FlashInfer 0.7, `verbose` has no default. The lock is needed if several processes
+    # compile at once.
     options = {"verbose": False, "need_lock": True}
     parameters = inspect.signature(spec.build).parameters
     spec.build(**{name: value for name, value in options.items() if name in parameters})
@@ -169,7 +172,7 @@ def _units(module: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Answer one request."""
+    """Read the request, and print the answer."""
     global page, queries
     request = json.loads(sys.argv[1])
     page = request.get("page", page)
