@@ -1,1 +1,1 @@
-"""Reference mathematics, written from the specifications in float64."""
+"""Reference implementations in float64, written from the specifications."""

@@ -1,8 +1,8 @@
 """Causal grouped-query attention with sinks and a sliding window, contiguous and paged.
 
 Source: the gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`). A
-sink is an additional logit per head, in natural-log units and not scaled. It takes a share of the
-softmax, but has no value that contributes to the output.
+    sink is an additional logit for each head, in natural-log units and without the scale. It takes
+    part in the softmax, but has no value that contributes to the output.
 
 Shapes: Hq query heads, Hkv key/value heads, D head size. Query head h reads KV head
 h div (Hq / Hkv).
@@ -24,7 +24,7 @@ def attend(
         k: [S, Hkv, D].
         v: [S, Hkv, D].
         visible: [T, S] bool; every query must see at least one key.
-        sinks: [Hq]; -inf: the head has no sink. None: no head has a sink.
+        sinks: [Hq]. For -inf, the head has no sink. If None, no head has a sink.
         scale: The factor by which the scores are multiplied.
 
     Returns:
@@ -50,7 +50,7 @@ def visible_keys(positions: Tensor, keys: int, window: int | None) -> Tensor:
     Args:
         positions: [T], the positions of the queries.
         keys: The number of keys, which begin at position 0.
-        window: The sliding window, which includes the query itself; None: no window.
+        window: The sliding window, which includes the query itself; None for no window.
 
     Returns:
         [T, keys] bool.
@@ -79,8 +79,8 @@ def prefill(
         k: [T, Hkv, D].
         v: [T, Hkv, D].
         cu_seqlens: [n + 1], the first token of each of n sequences, and T.
-        sinks: [Hq]; None: no head has a sink.
-        window: The sliding window; None: no window.
+        sinks: [Hq]; None if no head has a sink.
+        window: The sliding window; None for no window.
         scale: The factor by which the scores are multiplied.
 
     Returns:
@@ -137,9 +137,9 @@ def decode(
         q: [B, Hq, D].
         kv_cache: [blocks, 2, Hkv, block, D].
         block_table: [B, pages].
-        seq_lens: [B], the query's own token included.
-        sinks: [Hq]; None: no head has a sink.
-        window: The sliding window; None: no window.
+        seq_lens: [B], including the query's own token.
+        sinks: [Hq]; None if no head has a sink.
+        window: The sliding window; None for no window.
         scale: The factor by which the scores are multiplied.
 
     Returns:

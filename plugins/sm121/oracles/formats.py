@@ -1,4 +1,4 @@
-"""The names of the formats in which a server rounds beyond the checkpoint's own formats.
+"""The names of the formats to which a server rounds, in addition to the checkpoint's formats.
 
 `rounding` has the rounding function for each name.
 """
@@ -20,24 +20,24 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 #: The formats of a dense layer that also round the layer's inputs.
 ROUND_INPUTS = ("fp8-channel",)
-#: The name of the rounding of a server that rounds nothing beyond the checkpoint.
+#: The name for a server that does not round more than the checkpoint.
 CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """The formats and the arithmetic of a server. A format of None is the checkpoint's own."""
+    """The formats and the arithmetic of a server. None stands for the checkpoint's own format."""
 
     #: The dtype of the arithmetic: ``exact``, ``float32`` or ``bf16``.
     dtype: str = "exact"
-    #: The weights of the query, key and value projections.
+    #: The format of the weights of the query, key and value projections.
     qkv: str | None = None
-    #: The weight of the output projection.
+    #: The format of the weight of the output projection.
     o: str | None = None
     lm_head: str | None = None
-    #: The KV cache.
+    #: The format of the KV cache.
     kv: str | None = None
-    #: The inputs of the experts' matrices.
+    #: The format of the inputs of the experts' matrices.
     experts: str | None = None
 
     @classmethod
@@ -45,7 +45,8 @@ class Rounding:
         """Parse a list of formats, in exact arithmetic.
 
         Args:
-            text: A list such as ``qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8``; ``checkpoint`` for none.
+            text: A list, for example ``qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8``; ``checkpoint`` for
+                none.
             origin: The option, for the message.
 
         Raises:
@@ -89,7 +90,7 @@ class Rounding:
 
     @property
     def with_one_mistake(self) -> dict[str, "Rounding"]:
-        """Roundings that differ from this one by one mistake each, by a description of the mistake.
+        """Roundings that differ from this one by one mistake each; the keys describe the mistakes.
 
         A mistake is one part that stays in the checkpoint's format, or that is rounded by another
         rule of the same format.
@@ -115,7 +116,7 @@ class Rounding:
 
 
 def _base(value: str) -> str:
-    """Return a format without its rule: "mxfp4" for "mxfp4-ceil"."""
+    """Return a format without its rule, for example "mxfp4" for "mxfp4-ceil"."""
     return value.partition("-")[0]
 
 

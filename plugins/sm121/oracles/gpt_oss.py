@@ -33,7 +33,7 @@ _QUERY_CHUNK = 512
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
 class GptOssConfig:
-    """The values of config.json that this implementation needs, under the Hugging Face keys."""
+    """The values of config.json that this implementation needs, named by Hugging Face's keys."""
 
     layers: int = Field(validation_alias="num_hidden_layers")
     hidden: int = Field(validation_alias="hidden_size")
@@ -86,11 +86,11 @@ class GptOssConfig:
 
 #: A weight [out, in] and its bias [out].
 Linear: TypeAlias = tuple[Tensor, Tensor]
-#: The matrices [out, in] of the experts: a tensor [E, out, in], or a sequence that reads a matrix
-#: when it is accessed by its index.
+#: The matrices [out, in] of the experts. They are a tensor [E, out, in], or a sequence that reads a
+#: matrix from the file when it is accessed.
 Matrices: TypeAlias = Any
-#: A vocabulary matrix [V, H]: a tensor, or an object that reads rows when they are accessed by a
-#: slice or a tensor of indices.
+#: A vocabulary matrix [V, H]. It is a tensor, or an object that reads rows from the file when they
+#: are accessed by a slice or a tensor of indices.
 Rows: TypeAlias = Any
 
 
@@ -177,7 +177,7 @@ def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple
     frequency = config.rope_theta ** (-steps / half)
 
     def dimension(turns: float) -> float:
-        """Return the dimension that makes this many turns over the original context."""
+        """Return the dimension whose angle makes this many turns over the original context."""
         period = config.rope_original_positions / (turns * 2 * math.pi)
         return half * math.log(period) / math.log(config.rope_theta)
 
@@ -192,8 +192,8 @@ def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple
     frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
     mscale = 0.1 * math.log(config.rope_factor) + 1
     # The reference and all engines keep frequencies and angles in float32. At position 500, this
-    # changes an angle by up to 3e-5 rad, far more than any other effect of float32. Therefore it is
-    # treated as a part of the definition.
+    # changes an angle by up to 3e-5 rad, far more than any other effect of float32. Therefore
+    # float32 is treated as a part of the definition.
     angle = positions.float()[:, None] * frequency.float().to(positions.device)
     angle = angle.double()
     return (angle.cos() * mscale).to(dtype), (angle.sin() * mscale).to(dtype)
@@ -215,7 +215,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [T, heads, D]: dimension i with i + D/2 (the NeoX halves)."""
+    """Rotate x [T, heads, D]. Dimension i is paired with i + D/2 (NeoX style)."""
     a, b = x.chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -226,7 +226,7 @@ Past: TypeAlias = tuple[Tensor, Tensor]
 
 
 def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
-    """Compute the attention of a layer: causal, grouped-query, with sinks.
+    """Compute the causal grouped-query attention of a layer, with sinks.
 
     For the sinks, see `sm121.oracles.attention`. In sliding layers, a token sees itself and the
     window - 1 tokens before it.
@@ -332,11 +332,11 @@ class _Routed:
 
     #: The states after the attention, [T, H].
     states: Tensor
-    #: The same, normalised.
+    #: The normalised states, [T, H].
     normed: Tensor
-    #: [T, k], the shares from `moe.route`.
+    #: The routing weights from `moe.route`, [T, k].
     shares: Tensor
-    #: [T, k], the experts from `moe.route`.
+    #: The experts from `moe.route`, [T, k].
     experts: Tensor
 
 
@@ -347,7 +347,7 @@ class _Chosen:
     #: The index of the text.
     text: int
     tokens: Tensor
-    #: The rank of the expert among each token's choices.
+    #: For each token, the index of the expert among the token's choices.
     ranks: Tensor
 
 
@@ -357,7 +357,7 @@ def after_layer(
     """Compute one layer for several texts.
 
     The models of the texts must have the same experts, so that each expert is read only once. In
-    everything else, the models may differ.
+    all other respects, the models may differ.
 
     Args:
         models: The model of each text.
@@ -406,7 +406,7 @@ def _until_routed(model: Weights, n: int, x: Tensor, past: Past | None) -> tuple
 def _chosen_alike(
     models: Sequence[Weights], routed: Sequence[_Routed], expert: int
 ) -> list[list[_Chosen]]:
-    """Group the tokens that are routed to an expert by the rounding of their text's model."""
+    """Group the tokens that are routed to an expert by the rounding of the model of their text."""
     groups: dict[str, list[_Chosen]] = {}
     for index, (model, text) in enumerate(zip(models, routed, strict=True)):
         tokens, ranks = (text.experts == expert).nonzero(as_tuple=True)

@@ -1,9 +1,8 @@
 """The mixture of experts of gpt-oss in float64, with the checkpoint's MXFP4 weights.
 
 Source: the gpt-oss model card (arXiv:2508.10925) and reference implementation (openai/gpt-oss,
-gpt_oss/torch/model.py, `swiglu` and MLPBlock). A kernel path that quantises activations to MXFP8
-computes another function, of which the quantisation is a part (`Roundings`). Everything else is
-exact.
+gpt_oss/torch/model.py, `swiglu` and MLPBlock). If a kernel path quantises activations to MXFP8, the
+quantisation is part of the function (`Roundings`). Everything else is exact.
 
 Shapes: T tokens, H hidden size, I intermediate size, E experts, k experts per token.
 """
@@ -23,7 +22,10 @@ Packed = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Roundings:
-    """The roundings of a kernel path: functions of float64 tensors that keep the shape."""
+    """The roundings of a kernel path.
+
+    Each is a function of float64 tensors that keeps the shape.
+    """
 
     #: Applied to the activations, before the first matrix product.
     x: rounding.Function = rounding.same
@@ -33,8 +35,8 @@ class Roundings:
     gates: rounding.Function = rounding.same
     #: Applied to the hidden activations, before the second product.
     hidden: rounding.Function = rounding.same
-    #: Applied to the shares, and to an expert's output three times: to the second product, after
-    #: the bias was added, and after the multiplication by the share.
+    #: Applied to the routing weights, and three times to an expert's output: to the second product,
+    #: after the bias was added, and after the multiplication by the routing weight.
     outputs: rounding.Function = rounding.same
 
 
@@ -53,10 +55,11 @@ EACH_EXPERT = Roundings(
 _ROWS = 4096
 
 _CODES = mxfp4.CODE_VALUES[mxfp4.unpack(np.arange(256, dtype=np.uint8)[:, None])]
-#: [256]: the two elements of each byte, exact in bfloat16, as one 32-bit word. Looking up words is
-#: faster than looking up pairs, and a layer of gpt-oss has three billion elements.
+#: The two elements of each byte, exact in bfloat16, as one 32-bit word, [256]. Words are used
+#: because looking them up is faster than looking up pairs, and a layer of gpt-oss has three billion
+#: elements.
 _PAIRS = torch.from_numpy(_CODES).bfloat16().view(torch.int32).flatten()
-#: [256]: the value of each scale.
+#: The value of each scale, [256].
 _SCALES = torch.from_numpy(mxfp4.decode_scale(np.arange(256, dtype=np.uint8)))
 
 
@@ -82,7 +85,7 @@ def _eight_bits(to_eight: rounding.Function) -> Roundings:
     return Roundings(x=to_eight, sums=rounding.to_bf16, hidden=round_hidden)
 
 
-#: The roundings of the same kernels, with E4M3 activations whose scales are all one (identity).
+#: The roundings of FlashInfer's CUTLASS kernels with E4M3 activations and scales of one (identity).
 E4M3 = _eight_bits(rounding.to_e4m3)
 
 
@@ -94,8 +97,8 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         k: The number of experts per token.
 
     Returns:
-        Shares [T, k] in the dtype of the logits, which sum to one, and experts [T, k] int64,
-        largest first.
+        The routing weights [T, k] in the dtype of the logits, which sum to one, and the experts [T,
+        k] int64. Both are in descending order of the weights.
 
     Raises:
         RuntimeError: k is larger than E.
@@ -239,9 +242,9 @@ def fused_moe(
         shares: [T, k], from `route`.
         chosen: [T, k], from `route`.
         w1: [E, 2I, H], with alternating gate and up rows.
-        w1_bias: [E, 2I]; None: no bias.
+        w1_bias: [E, 2I]; None for no bias.
         w2: [E, H, I].
-        w2_bias: [E, H]; None: no bias.
+        w2_bias: [E, H]; None for no bias.
         alpha: As in `swiglu`.
         limit: As in `swiglu`.
         roundings: The roundings of the kernel path. Nothing else is rounded.

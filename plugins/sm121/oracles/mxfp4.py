@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 #: The number of elements that share one scale.
 BLOCK = 32
-#: The magnitude of each E2M1 code 0..7. Codes 8..15 are the same with a minus sign.
+#: The values of the E2M1 codes 0..7. The codes 8..15 have the same magnitudes and a minus sign.
 E2M1_VALUES: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 #: The exponent bias of a scale.
 E8M0_BIAS = 127
@@ -79,7 +79,7 @@ def pack(codes: Bytes) -> Bytes:
 
 
 def decode_scale(scales: Bytes) -> Floats:
-    """Return the powers of two of E8M0 bytes: 2^(b - 127), and NaN for 0xFF.
+    """Return the values of E8M0 bytes: 2^(b - 127), and NaN for 0xFF.
 
     Args:
         scales: Any shape, u8.
@@ -132,7 +132,7 @@ def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: in
     midpoints = (table[1:] + table[:-1]) / 2
     below = np.searchsorted(midpoints, magnitude, side="left")
     above = np.searchsorted(midpoints, magnitude, side="right")
-    # At a midpoint, the two searches differ by one; the even code is taken.
+    # At a midpoint, the two searches differ by one. Take the even code.
     codes = np.where(below % 2 == 0, below, above)
     signs = np.signbit(values).astype(np.int64) << sign
     signed: Bytes = (codes | signs).astype(np.uint8)

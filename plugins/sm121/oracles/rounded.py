@@ -1,4 +1,4 @@
-"""The model of a server that stores weights in other formats than the checkpoint."""
+"""Compute the model of a server that stores weights in other formats than the checkpoint."""
 
 import dataclasses
 

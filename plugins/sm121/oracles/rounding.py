@@ -1,13 +1,13 @@
 """The roundings of a server, which the oracle applies to compute a correct server's results.
 
-Each rounding is one function, written from the source that its docstring names. There are two
-kinds:
+Each rounding is one function, written from the source that its docstring names. There are two kinds
+of roundings:
 
 - Formats: the server stores weights or caches, or rounds inputs, with fewer bits than the
   checkpoint has. This changes the model. A name such as ``qkv=mxfp4-ceil,kv=fp8`` lists the formats
   (`Rounding.parse`).
 - The dtype of the arithmetic: matrix products accumulate in float32, and their inputs and outputs
-  are rounded. This is noise; its effect on a correct server determines the tolerance.
+  are rounded. This rounding is noise. Its effect on a correct server determines the tolerance.
 
 MXFP4 weights are exact in BF16. Therefore, an engine with BF16 weights and an engine that keeps
 MXFP4 weights (W4A16, such as Marlin) round in the same way.
@@ -45,8 +45,9 @@ def to_bf16(x: Tensor) -> Tensor:
 def to_float32(x: Tensor) -> Tensor:
     """Round to 20 significant bits, in the dtype of x.
 
-    A long sum in float32 is at least this precise. Therefore, this rounding changes the result of a
-    later rounding to E4M3 at least as often as float32 does.
+    This is a conservative model of float32 arithmetic. A long sum in float32 is at least this
+    precise, so this rounding changes the result of a later rounding to E4M3 at least as often as
+    float32 does.
     """
     bits = x.to(torch.float32).view(torch.int32)
     return (((bits + 8) >> 4) << 4).view(torch.float32).to(x.dtype)
@@ -105,7 +106,7 @@ def to_mxfp4(x: Tensor, rule: mxfp4.ScaleRule) -> Tensor:
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Round to the nearest E4M3 values, ties to even, saturating at +-448; keep the dtype of x.
+    """Round to the nearest E4M3 values (ties to even, saturating at +-448), in the dtype of x.
 
     This is `__nv_cvt_float_to_fp8` with `__NV_SATFINITE`, with which vLLM writes a KV cache without
     scales (csrc/quantization/fp8/nvidia/quant_utils.cuh, `scaled_vec_conversion`, scale 1).
@@ -114,7 +115,7 @@ def to_e4m3(x: Tensor) -> Tensor:
 
 
 def to_e4m3_cut(x: Tensor) -> Tensor:
-    """Truncate to E4M3 values, towards zero, saturating at +-448; keep the dtype of x.
+    """Round towards zero to E4M3 values (saturating at +-448), in the dtype of x.
 
     vLLM's CPU backend writes its KV cache in this way (0.32, `cpu_attn_reshape_and_cache`). This
     was observed for 20 values in float32 and BF16.
@@ -127,7 +128,7 @@ def to_e4m3_cut(x: Tensor) -> Tensor:
 
 
 def to_fp8_rows(x: Tensor) -> Tensor:
-    """Round to E4M3 with one float32 scale for each row; keep the dtype of x.
+    """Round to E4M3 with one float32 scale for each row, in the dtype of x.
 
     A scale is amax / 448, but at least 1 / (448 * 512). This is vLLM's ``fp8_per_channel``, with
     one scale per output channel of a weight and one per token of its inputs (0.32,
@@ -164,7 +165,7 @@ EXPERTS: Mapping[str, Function] = {
     # E4M3 with all scales equal to one (0x7F).
     "mxfp8-identity": to_e4m3,
 }
-#: The rounding of the result of each operation, by the dtype of the arithmetic.
+#: For each dtype of the arithmetic, the rounding of the result of an operation.
 _ARITHMETIC: Mapping[str, Function] = {"exact": same, "float32": to_float32, "bf16": to_bf16}
 
 
@@ -179,7 +180,7 @@ def expert_inputs(served: Rounding) -> Function:
 
 
 def cached(served: Rounding) -> Function:
-    """Return the rounding in the KV cache: of keys, after the rotary embedding, and of values."""
+    """Return the rounding in the KV cache. It applies to rotated keys and to values."""
     return CACHES.get(served.kv or "", same)
 
 

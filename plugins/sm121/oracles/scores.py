@@ -1,9 +1,9 @@
 """Score texts with the oracle, layer by layer, for a checkpoint of any size.
 
-A computation that was stopped can be resumed. The weights of a layer are read once for all texts,
-those of an expert only when it is computed, and the vocabulary in chunks. Memory use does not
-depend on the size of the checkpoint: about 2 GiB for gpt-oss, plus a state [H] for each token and,
-for texts with a continuation, the token's keys and values.
+A computation that was stopped can be resumed. The weights of a layer are read once for all texts.
+The weights of an expert are read only when the expert is computed, and the vocabulary matrices in
+chunks. Memory use does not depend on the size of the checkpoint: about 2 GiB for gpt-oss, plus a
+state [H] for each token and, for texts with a continuation, the token's keys and values.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _TOP = 20
 
 #: A function that changes the model, for example by a deliberate mistake.
 Change: TypeAlias = "Callable[[Weights], Weights]"
-#: A function that is called with the number of layers that are done, and the number of all layers.
+#: A function that is called with the number of completed layers and the number of all layers.
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -41,15 +41,16 @@ class Text:
     """A text to be scored, and the model that scores it."""
 
     ids: tuple[int, ...]
-    #: The change of the checkpoint's model that scores the text; None: no change.
+    #: A change of the checkpoint's model for this text; None for no change.
     change: "Change | None" = None
     rounding: Rounding = EXACT
-    #: Whether every token of the text is scored; if not, only the candidates after its last token.
+    #: Whether to score every token of the text. If false, only the candidates after the last token
+    #: are scored.
     whole: bool = True
     #: The number of tokens by which the model continues the text greedily.
     more: int = 0
-    #: The index of another text that is scored together with this one, whose continuation is used
-    #: instead of an own one.
+    #: The index of another text in the same computation whose continuation is used for this text,
+    #: too.
     follows: int | None = None
 
 
@@ -57,18 +58,18 @@ class Text:
 class Scores:
     """The scores of a text of T tokens. Log-probabilities are in nats."""
 
-    #: The log-probability of each token of the text but the first, [T - 1]; empty if only the end
-    #: was scored.
+    #: The log-probability of each token of the text except the first, [T - 1]; empty if only the
+    #: end was scored.
     following: Tensor
-    #: The likeliest tokens after each scored token, likeliest first: [S, K].
+    #: The likeliest tokens after each scored token, in descending order, [S, K].
     top_ids: Tensor
-    #: Their log-probabilities: [S, K].
+    #: The log-probabilities of `top_ids`, [S, K].
     top: Tensor
     #: The tokens of the continuation.
     generated: tuple[int, ...] = ()
-    #: The likeliest tokens at each position of the continuation: [more, K].
+    #: The likeliest tokens at each position of the continuation, [more, K].
     generated_top_ids: Tensor | None = None
-    #: Their log-probabilities: [more, K].
+    #: The log-probabilities of `generated_top_ids`, [more, K].
     generated_top: Tensor | None = None
 
 
@@ -91,7 +92,8 @@ def score(
         cache: A folder for the state of the computation, which is removed at the end. If the folder
             has the state of a stopped computation with the same checkpoint, texts and dtype, that
             computation is resumed.
-        say: Called after each layer. For each token of a continuation, all layers run again.
+        say: Called after each layer. For each token of a continuation, all layers are computed
+            again.
 
     Returns:
         The scores of each text.
@@ -230,7 +232,7 @@ def _scores_of_texts(
 def _scores_of_states(
     models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Sequence[int]]
 ) -> list[Scores]:
-    """Compute scores from states [S, H] after the last layer, and from the ids of each text if any.
+    """Compute scores from the states [S, H] after the last layer, and from the texts' ids, if any.
 
     Each chunk of an output matrix is read once for all models that share the matrix.
     """
@@ -290,7 +292,8 @@ class _Part:
 def _describe(change: "Change | None") -> str:
     """Return a text that identifies a change of the weights, and is the same in each process.
 
-    The text of a lambda or a local function is its address, which is only valid in one process.
+    The default text of a lambda or a local function is its address, which is valid only in one
+    process.
     """
     if isinstance(change, functools.partial):
         return f"{_describe(change.func)} {change.args} {sorted(change.keywords.items())}"
@@ -319,7 +322,7 @@ def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device:
 class _Resumed(NamedTuple):
     """The state of a computation that was stopped."""
 
-    #: The number of layers that are done.
+    #: The number of completed layers.
     layers: int
     states: list[Tensor]
     #: The keys and values of each layer.
@@ -329,7 +332,8 @@ class _Resumed(NamedTuple):
 class _Kept:
     """A folder with the states after the last finished layer, and each layer's keys and values.
 
-    `made_of` is the digest of the computation. Files with another digest are ignored.
+    `made_of` is a digest of everything on which the computation depends. Files with another digest
+    are ignored.
     """
 
     def __init__(self, folder: Path | None, made_of: str, device: str) -> None:
@@ -345,7 +349,10 @@ class _Kept:
         self._write("states", (layers, states))
 
     def resumed(self, layers: int) -> _Resumed:
-        """Return the stored state, or an empty one. `layers`: the number of the model's layers."""
+        """Return the stored state, or an empty one.
+
+        `layers` is the number of the model's layers.
+        """
         done, states = self._read("states") or (0, [])
         past = [self._read(f"layer-{n}") for n in range(1, min(done, layers) + 1)]
         if None in past:
@@ -370,7 +377,7 @@ class _Kept:
         try:
             made_of, content = torch.load(file, map_location=self._device, weights_only=True)
         except (RuntimeError, OSError, EOFError, UnpicklingError):
-            return None  # incomplete, for example because the machine crashed
+            return None  # the file is incomplete, for example because the machine crashed
         if made_of != self._made_of:
             return None
         return content

@@ -67,7 +67,7 @@ class Stored:
         text = (checkpoint / "config.json").read_text("utf-8")
         #: The model's configuration.
         self.config = GptOssConfig.from_json(json.loads(text))
-        #: The folder.
+        #: The folder of the checkpoint.
         self.checkpoint = checkpoint
         files = sorted(checkpoint.glob("*.safetensors"))
         if not files:
@@ -85,10 +85,10 @@ class Stored:
         """Read a tensor.
 
         Args:
-            name: Its name.
+            name: The name of the tensor.
 
         Raises:
-            ValueError: The checkpoint does not have it.
+            ValueError: The checkpoint does not have the tensor.
         """
         tensor: Tensor = self._find_file(name).get_tensor(name)
         return tensor.to(self._device)
@@ -151,7 +151,7 @@ def experts(stored: Stored, name: str, dtype: torch.dtype) -> Latest:
 def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Decode MXFP4 in the layout of the checkpoint.
 
-    `mxfp4.dequantise` computes the same, but looks up one element at a time, not four.
+    `mxfp4.dequantise` computes the same result, but looks up one element at a time instead of four.
 
     Args:
         blocks: [rows, B, 16] u8.
