@@ -150,7 +150,7 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
 def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
     """Six streams at two places have a rate that is valid, under another name."""
     server = timed_server("--rate", "100", "--slots", "2")
-    cell = measure(server.base_url, tmp_path, rounds=4, streams=6, places=2)
+    cell = measure(server.base_url, tmp_path, rounds=4, streams=6, slots=2)
     decode = StreamsRate().of(cell)
     waited = metrics.find("ttft", quantile=0.5).of(cell)
     assert decode.valid and decode.name == "tg16_q6@d0"
