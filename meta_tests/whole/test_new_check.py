@@ -56,7 +56,7 @@ def test_every_place_that_the_page_names_is_there():
 
 @pytest.mark.slow("the tree is copied and its new check run twice: 5 s of CPU")
 def test_the_check_passes_and_then_fails_on_its_fault(tree, tmp_path):
-    (command,) = (line for line in _COMMAND.findall(PAGE) if "protocol_faults" in line)
+    (command,) = (line for line in _COMMAND.findall(PAGE) if "--base-url" in line)
     with attached_engine(tmp_path / "server.log") as (url, _):
         output = run(tree, command.replace("http://127.0.0.1:8000", url))
     clean, broken = (json.loads(line)["tests"] for line in output.splitlines())
