@@ -94,7 +94,9 @@ def test_a_failure_in_the_performance_sample_or_at_one_start_only(run_matrix, tm
     # What other levels do after a crash is done here, too: a bundle, a line, a class.
     crashes = run.verdict["crashes"]
     assert {c["kind"] for c in crashes} == {"oom"} and len(crashes) == 3
-    assert {c["test"].rpartition("[")[2] for c in crashes} == {"way=dies]", "way=once]"}
+    assert {c["test"].rpartition("::")[2] for c in crashes} == {
+        "test_cell[way=dies]", "test_cell[way=once]", "test_smallest_failing_sets",
+    }  # fmt: skip
     bundle = run.report / crashes[0]["bundle"]
     assert {"bundle.json", "configuration.json", "server.log"} <= {f.name for f in bundle.iterdir()}
 
