@@ -9,14 +9,14 @@ running check has already taken. Two events change the estimate:
 2. If a check takes longer than expected, the remaining time stands still. The forecasts of other
    checks do not change.
 
-As long as the run is within its forecast, the displayed time rises by no more than a tenth in ten
-seconds. If the run takes over a tenth longer than its forecast, it is displayed as slower than the
-forecast, because a slowly rising number would be too small for minutes. While a start or a check
-takes longer than expected, its end is unknown, and the displayed time is a lower bound.
+The displayed time rises by no more than a tenth in ten seconds. If the run takes over a tenth
+longer than its forecast, it is displayed as slower than the forecast. In two cases, only a lower
+bound is displayed: while a start or a check takes longer than expected, because its end is unknown;
+and as long as the slowly rising number of a slower run is smaller than the estimate.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sm121.core.time_range import NO_TIME, TimeRange
 from sm121.engines.pool import StartReport
@@ -40,8 +40,7 @@ class Left:
     Attributes:
         time: The time.
         is_slower: Whether the run takes more than a tenth longer than its forecast.
-        is_least: Whether a start or a check takes longer than expected. Then ``time.low`` is a
-            lower bound, and ``time.high`` has no meaning.
+        is_least: Whether ``time.low`` is a lower bound, and ``time.high`` has no meaning.
     """
 
     time: TimeRange
@@ -66,7 +65,8 @@ class Remaining:
         self._started: set[str] = set()
         self._starts_seen = 0
         self._scale: float | None = None
-        self._shown: tuple[TimeRange, float] | None = None
+        #: What was displayed last, and when.
+        self._shown: tuple[Left, float] | None = None
         #: The latest end of the run by its forecast, by the clock of `shown`.
         self._latest_end: float | None = None
 
@@ -132,15 +132,24 @@ class Remaining:
             return None
         if self._latest_end is None:
             self._latest_end = now + time.high + max((_RISE - 1.0) * time.high, _SLACK_S)
-        if now + time.high > self._latest_end:
-            self._shown = time, now
-            return Left(time, is_slower=True, is_least=self._is_over(now))
+        is_slower = now + time.high > self._latest_end
+        left = Left(time, is_slower, is_least=is_slower and self._is_over(now))
         if self._shown is not None:
-            before, at = self._shown
-            most = _RISE ** min((now - at) / _RISE_S, 1.0)
-            time = TimeRange(min(time.low, before.low * most), min(time.high, before.high * most))
-        self._shown = time, now
-        return Left(time)
+            left = self._slowly_risen(left, self._shown, now)
+        self._shown = left, now
+        return left
+
+    def _slowly_risen(self, left: Left, shown: tuple[Left, float], now: float) -> Left:
+        """Return the remaining time without a jump from the one that was shown before."""
+        before, at = shown
+        most = _RISE ** min((now - at) / _RISE_S, 1.0)
+        low = min(left.time.low, before.time.low * most)
+        high = left.time.high
+        if not before.is_least:
+            high = min(high, before.time.high * most)
+        if left.is_slower and TimeRange(low, high) != left.time:
+            return replace(left, time=TimeRange(low, left.time.high), is_least=True)
+        return replace(left, time=TimeRange(low, high))
 
     def _is_over(self, now: float) -> bool:
         """Whether a running start or check has already taken longer than expected."""
