@@ -1,5 +1,6 @@
 """Before any test runs, reject options of pytest-benchmark with which nothing would be compared."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -48,19 +49,35 @@ def refuse_what_crashes(config: pytest.Config) -> None:
 
     Raises:
         pytest.UsageError: ``--benchmark-compare`` has a path that does not exist, or
-            ``--benchmark-storage`` has a URL of an unsupported kind.
+            ``--benchmark-storage`` is empty or has a URL of an unsupported kind.
     """
-    storage = config.getoption("benchmark_storage", None)
-    if isinstance(storage, str) and "://" in storage and not storage.startswith(_STORAGES):
-        raise pytest.UsageError(
-            f"--benchmark-storage {storage}: expected a folder, file://FOLDER or "
-            "elasticsearch+http://HOST. Name one of them"
-        )
+    _refuse_storage(config)
     named = config.getoption("benchmark_compare", None)
     if not isinstance(named, str) or Path(named).is_file():
         return
     if len(Path(named).parts) > 2 or Path(named).is_absolute():
-        raise _no_run(config, named)
+        raise pytest.UsageError(no_run(option(config), named))
+
+
+def _refuse_storage(config: pytest.Config) -> None:
+    storage = config.getoption("benchmark_storage", None)
+    if storage == "":
+        raise pytest.UsageError(
+            "--benchmark-storage '': expected a folder, got an empty value. Leave the option out, "
+            "or set the variable that its value comes from"
+        )
+    if not isinstance(storage, str) or "://" not in storage:
+        return
+    if not storage.startswith(_STORAGES):
+        raise pytest.UsageError(
+            f"--benchmark-storage {storage}: expected a folder, file://FOLDER or "
+            "elasticsearch+http://HOST. Name one of them"
+        )
+    if not storage.startswith("file://") and importlib.util.find_spec("elasticsearch") is None:
+        raise pytest.UsageError(
+            f"--benchmark-storage {storage}: expected the package elasticsearch, got none. "
+            "Install it, or name a folder"
+        )
 
 
 def refuse_paths(config: pytest.Config) -> None:
@@ -80,13 +97,18 @@ def refuse_paths(config: pytest.Config) -> None:
         return
     path = config.invocation_params.dir / named.partition("::")[0]
     if path.exists() and not any(session.storage.load(named)):
-        raise _no_run(config, named)
+        raise pytest.UsageError(no_run(option(config), named))
 
 
-def _no_run(config: pytest.Config, named: str) -> pytest.UsageError:
-    name = option(config)
-    return pytest.UsageError(
-        f"{name} {named!r}: expected the number of a stored run or its file, got neither. "
+def no_run(name: str, value: str) -> str:
+    """Return the message about an option that has a path in place of a stored run.
+
+    Args:
+        name: The option.
+        value: Its value.
+    """
+    return (
+        f"{name} {value!r}: expected the number of a stored run or its file, got neither. "
         f"The option takes the next word as its value: write paths first, or {name}=0001"
     )
 

@@ -48,6 +48,21 @@ def test_a_path_is_refused_although_no_other_test_has_a_gate(run, named):
     assert "write paths first" in line and " passed" not in output, output
 
 
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        pytest.param("", "got an empty value", id="empty"),
+        pytest.param("foo://", "expected a folder, file://FOLDER", id="unknown kind"),
+        pytest.param("elasticsearch+http://h", "the package elasticsearch", id="no package"),
+    ],
+)
+def test_a_storage_that_pytest_benchmark_cannot_use_is_one_line(run, place, expected):
+    status, output = run(f"--benchmark-storage={place}")
+    assert status == 4 and "Traceback" not in output, output
+    (line,) = [line for line in output.splitlines() if line.startswith("ERROR: ")]
+    assert line.startswith("ERROR: --benchmark-storage") and expected in line, line
+
+
 def test_a_folder_with_the_number_of_a_stored_run_is_no_path_of_tests(run, tmp_path):
     (tmp_path / "0001").mkdir()
     status, output = run("--benchmark-compare=0001")

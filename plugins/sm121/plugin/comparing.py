@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pytest_bench_gate import requests
 from sm121.core.errors import UsageError
 from sm121.core.unmet import Fact, Unmet, facts_of
 from sm121.core.verdict import NotRun, Undecided, Verdict
@@ -64,27 +65,17 @@ def refuse_what_crashes(config: pytest.Config) -> None:
     Raises:
         UsageError: The name of the storage or of the run is not valid for pytest-benchmark.
     """
-    storage = config.getoption("benchmark_storage", "")
-    if storage == "" and hasattr(config.option, "benchmark_storage"):
-        raise UsageError(
-            "--benchmark-storage '': expected a folder, got an empty value. Leave the option out, "
-            "or set the variable that its value comes from"
-        )
-    scheme, separator, _ = storage.partition("://")
-    if separator and scheme != "file":
-        is_database = scheme.startswith("elasticsearch+")
-        if not is_database or importlib.util.find_spec("elasticsearch") is None:
-            raise UsageError(f"--benchmark-storage {storage}: expected a folder or file://PATH")
+    try:
+        requests.refuse_what_crashes(config)
+    except pytest.UsageError as error:
+        raise UsageError(str(error)) from error
     # `refuse` reports it in one line. For benchmarks outside the levels, a warning is printed after
     # the collection.
     for beginning in (_NOTHING_TO_COMPARE, _UNREADABLE):
         warnings.filterwarnings("ignore", message=beginning)
     named = config.getoption("benchmark_compare", None)
     if isinstance(named, str) and _is_path_of_tests(config.invocation_params.dir, named):
-        raise _no_number(named)
-    is_no_file = isinstance(named, str) and not Path(named).is_file()
-    if is_no_file and (len(Path(named).parts) > 2 or Path(named).is_absolute()):
-        raise _no_number(named)
+        raise UsageError(requests.no_run(_COMPARE, named))
 
 
 def refuse_beside_workers(config: pytest.Config) -> None:
@@ -401,7 +392,7 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
         try:
             run = stored_benchmarks.read_benchmarks(Path(named))
         except UsageError as error:
-            raise _no_number(named) from error
+            raise UsageError(requests.no_run(_COMPARE, named)) from error
         if run is None:
             raise UsageError(
                 f"{_COMPARE} {named}: expected a run with measurements of this suite, got none in "
@@ -409,7 +400,7 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
             )
         return
     if not named.strip() or Path(named).exists():
-        raise _no_number(named)
+        raise UsageError(requests.no_run(_COMPARE, named))
     if not stored_benchmarks.load_benchmarks(folder, named):
         known = [run.name for run in stored_benchmarks.load_benchmarks(folder)]
         there = "it has none"
@@ -425,13 +416,6 @@ def _is_path_of_tests(folder: Path, named: str) -> bool:
     """Whether a value is a path of tests, which the option has taken from the command line."""
     path = Path(named.partition("::")[0])
     return "::" in named or path.suffix == ".py" or (folder / path).is_dir()
-
-
-def _no_number(named: str) -> UsageError:
-    return UsageError(
-        f"{_COMPARE} {named!r}: expected the number of a stored run or its file, got neither. The "
-        f"option takes the next word as its value: write paths first, or {_COMPARE}=0001"
-    )
 
 
 def _given(config: pytest.Config, *names: str) -> bool:
