@@ -1,1 +1,1 @@
-"""The OpenAI-compatible API: its published schemas and rules, and the checks of a server."""
+"""Check a server against the schemas and rules of the OpenAI-compatible API."""

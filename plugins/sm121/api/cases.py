@@ -1,8 +1,8 @@
-"""Requests that a server must refuse or serve: the cases of ``fixtures/api/cases.toml``.
+"""Send requests that a server must refuse or serve (``fixtures/api/cases.toml``).
 
-A case has one of three tiers, as in NiLabs conform. *Specified* and *implied* cases fail if the
-server deviates; an *unspecified* case only leads to a remark. No tier excuses a 5xx, a request that
-hangs, or a wrong answer to the next request.
+Each case has one of three tiers, as in NiLabs conform. If the server deviates, *specified* and
+*implied* cases fail, and *unspecified* cases lead to a remark. A 5xx, a request that hangs, and a
+wrong answer to the next request fail in every tier.
 """
 
 import json
@@ -32,11 +32,11 @@ ProblemKind = Literal[
     "no_error_object",
     "serves_wrongly_afterwards",
 ]
-#: Problems that fail in every tier, and that no known deviation excuses.
+#: Problems that fail in every tier, even if a deviation is known.
 _NEVER_EXCUSED: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 #: Problems with the format of a refusal.
 _OF_FORM: tuple[ProblemKind, ...] = ("no_error_object", "wrong_status")
-#: Number of tokens by which an overlong text exceeds the model's context.
+#: By how many tokens an overlong text exceeds the model's context.
 _OVERLONG = 64
 
 
@@ -45,29 +45,30 @@ class Case(data_file.DataTable):
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     tier: Tier
-    #: ``refused``: a 4xx with an error object. ``served``: 200. ``either``: one of the two.
+    #: ``refused`` means a 4xx with an error object, ``served`` means 200, ``either`` means one of
+    #: both.
     expect: Literal["refused", "served", "either"]
-    #: The allowed statuses of a refusal; empty: any 4xx.
+    #: The allowed statuses of a refusal; empty for any 4xx.
     status: tuple[int, ...] = ()
     method: Literal["GET", "POST"] = "POST"
     path: str
-    #: Fields that are added to the plain request of the path.
+    #: Fields to add to the plain request of the path.
     body: Json = Field(default_factory=dict)
-    #: Fields that are removed from the plain request.
+    #: Fields to remove from the plain request.
     without: tuple[str, ...] = ()
     #: The body as text, if it is not JSON. ``%MODEL%`` is the served name.
     raw: str | None = None
     #: The body as bytes in hexadecimal.
     raw_hex: str | None = None
-    #: The API key to send; None: the server's key.
+    #: The API key to send; None for the server's key.
     key: str | None = None
     #: A field whose value is replaced by a text that is longer than the model's context.
     overlong: str | None = None
     #: Capabilities that the engine needs.
     needs: tuple[Name, ...] = ()
-    #: The ability that the model needs; None: each model has it.
+    #: The ability that the model needs; None if the case needs no special ability.
     ability: Ability | None = None
-    #: The source of the expectation.
+    #: Why the server must answer in this way, with the source.
     why: str = Field(min_length=3)
 
     def __str__(self) -> str:
@@ -79,7 +80,7 @@ class CaseFile(data_file.DataTable):
 
     #: Timeout of an answer in seconds.
     answer_within_s: float = Field(gt=0)
-    #: The plain request of each path: valid, short, and the same for every model.
+    #: For each path, the plain request, which is valid, short, and the same for every model.
     plain: dict[str, Json]
     case: data_file.Entries[Case]
 
@@ -90,14 +91,17 @@ class CaseProblem:
 
     kind: ProblemKind
     fact: Fact
-    #: False if the tier or a known deviation makes it a remark.
+    #: Whether the deviation is a failure. It is only a remark if the tier allows it or it is known.
     fails: bool
-    #: The status of the answer; None if none came.
+    #: The status of the answer; None if no answer arrived.
     status: int | None
 
     @property
     def severity(self) -> Severity:
-        """The severity. A refusal in another format than published has `Severity.COURTESY`."""
+        """The severity.
+
+        It is `Severity.COURTESY` if only the format of a refusal is not as published.
+        """
         if self.kind in _NEVER_EXCUSED:
             return Severity.BLOCKER
         refused = self.status is not None and 400 <= self.status < 500
@@ -130,14 +134,14 @@ def judge_case(api: Api, case: Case, healthy: str) -> JudgedCase:
     Args:
         api: The API of the server.
         case: The case.
-        healthy: The result of :func:`healthy` before any case.
+        healthy: The result of :func:`healthy` before the first case.
 
     Returns:
         The answer, and the problem with it or with the plain request.
 
     Raises:
         NotRun: The engine lacks a capability of the case.
-        Inapplicable: The case is about the API key, and the server needs none.
+        Inapplicable: The case is about the API key, but the server needs none.
     """
     if case.key is not None and not api.endpoint.asks_for_a_key:
         raise Inapplicable(
@@ -163,7 +167,7 @@ def judge_case(api: Api, case: Case, healthy: str) -> JudgedCase:
 
 
 class _Found(NamedTuple):
-    """A deviation, before the case's tier and the known deviations are considered."""
+    """A deviation, before the tier of the case and known deviations are taken into account."""
 
     kind: ProblemKind
     fact: Fact
@@ -180,7 +184,10 @@ def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProbl
 
 
 def _classified(api: Api, case: Case, found: _Found, exchange: Exchange) -> CaseProblem:
-    """Return the problem. It is no failure if the deviation is known or the case is unspecified."""
+    """Return the problem.
+
+    It is only a remark if the deviation is known or the case is unspecified.
+    """
     if found.kind in _NEVER_EXCUSED:
         return CaseProblem(found.kind, found.fact, True, exchange.status)
     deviation = api.capabilities.deviation(case.id, found.kind)
@@ -197,13 +204,13 @@ class Judge:
     """Compares one server with cases, and collects remarks and excused deviations."""
 
     api: Api
-    #: Receives each remark.
+    #: Called with each remark.
     remark: Callable[[str], object]
-    #: By address: each server's answer to the plain request, added before its first case.
+    #: For each server, by its address, the answer to the plain request before its first case.
     well: dict[str, str]
-    #: Result: the excused deviations, as "case: kind".
+    #: The result: the excused deviations, as "case: kind".
     excused: list[str] = field(default_factory=list)
-    #: Result: one line per excused deviation, with its symptom.
+    #: The result: one line for each excused deviation, with its symptom.
     symptoms: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:
@@ -215,7 +222,7 @@ class Judge:
         Raises:
             Unmet: The server deviates, and neither the tier nor a known deviation excuses it.
             NotRun: The engine lacks a capability of the case.
-            Inapplicable: The case is about the API key, and the server has none.
+            Inapplicable: The case is about the API key, but the server has none.
         """
         address = self.api.endpoint.base_url
         if address not in self.well:
@@ -259,7 +266,7 @@ class Judge:
         Args:
             deviation: The deviation.
             symptom: The observed symptom. If it is empty, the deviation did not occur, and a remark
-                asks to limit the deviation's range of versions.
+                recommends limiting the deviation's range of versions.
         """
         engine = self.api.capabilities
         release = f"{engine.file.title} {deviation.versions}"
@@ -299,7 +306,7 @@ def _judge_served(case: Case, exchange: Exchange) -> _Found | None:
     """Compare an answer of status 200 with the case."""
     reply = exchange.observed
     if case.expect == "refused":
-        # A case with a key only runs on a server that was attached or started with --api-key.
+        # A case with a key runs only if the user gave --api-key.
         hint = "; omit --api-key if the server requires none" if case.key else ""
         return _Found("served", Fact("a 4xx with an error object", f"{reply}{hint}"))
     is_error_object = not schema.violations("error", exchange.parsed())
@@ -316,7 +323,7 @@ def _content(api: Api, case: Case) -> bytes:
         return bytes.fromhex(case.raw_hex)
     body: Json = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
     if case.overlong is not None:
-        text = "a " * (api.context_length() + _OVERLONG)  # each repetition is at least one token
+        text = "a " * (api.context_length() + _OVERLONG)  # each repetition has at least one token
         if case.overlong == "messages":
             body["messages"] = [{"role": "user", "content": text}]
         else:
@@ -342,7 +349,7 @@ class _Sentinel(NamedTuple):
     """The result of a plain request."""
 
     is_answered: bool
-    #: The text of the answer; without an answer, a description of what came instead.
+    #: The text of the answer. If there is no answer, a description of what the server sent instead.
     text: str
 
 

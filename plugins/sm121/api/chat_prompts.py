@@ -1,10 +1,10 @@
-"""Checks that a server renders a chat in harmony's format.
+"""Check that a server renders a chat in harmony's format.
 
 The checks depend on the capabilities of the engine:
 
 - If the engine returns the ids of the prompt (vLLM's ``prompt_token_ids``), the prompt is compared
-  with oss-harmony's rendering: headers by their fields, contents token by token. The answer to the
-  chat must equal the answer to a completion request with the same ids.
+  with oss-harmony's rendering. Headers are compared field by field, and contents token by token.
+  The answer to the chat must equal the answer to a completion request with the same ids.
 - Otherwise, the usage must grow with each text, and the log-probabilities of the answer must depend
   on the chat.
 """
@@ -29,19 +29,19 @@ from sm121.core.verdict import NotRun
 #: current date of the server.
 START_DATE = "VLLM_SYSTEM_START_DATE"
 _DATE = re.compile(r"Current date: (\S+)")
-#: By harmony's guide, the developer message ends with the schema of the answer, under this header.
+#: The header of the answer's schema, with which a developer message ends (harmony's guide).
 _FORMATS = "\n\n# Response Formats"
 #: The first id of the special tokens of o200k_harmony.
 _FIRST_SPECIAL = 199_998
-#: Offsets of time zones in hours, to cover all dates that the server's date may be.
+#: Offsets of time zones in hours. They cover all dates that a server may have at the same time.
 _TIME_ZONES = (-14, 0, 14)
 #: A text that is appended to another one, so that the usage must grow.
 _MORE = " and again, and once more, and again, and once more"
-#: Maximum number of tokens by which two joined texts are shorter than both separately.
+#: Two joined texts may have at most this many tokens fewer than both texts separately.
 _JOINED = 2
 #: Maximum number of tokens of an answer whose log-probabilities are compared.
 _ANSWER_TOKENS = 12
-#: Options with which vLLM returns token ids, and names the tokens of log-probabilities by ids.
+#: Options with which vLLM returns token ids, also for the tokens of log-probabilities.
 _AS_IDS: Json = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
@@ -69,7 +69,7 @@ def prompt_is_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) 
 
 
 def _ask(api: Api, case: ChatCase, **options: Any) -> Json:
-    """Send the chat, with a limit of one token unless the options set another limit."""
+    """Send the chat. The limit is one token, unless the options contain another limit."""
     body = chat_body(case, api.capabilities.file.reasoning_field)
     messages = body.pop("messages")
     return api.send_chat(messages, **{"max_tokens": 1, **body, **options})
@@ -82,7 +82,7 @@ def _prompt_ids(answer: Json, case: ChatCase) -> list[int]:
 
 
 def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) -> None:
-    """Require a possible date in the system message, and one of harmony's two renderings."""
+    """Require that the prompt is one of harmony's two renderings, with a possible date."""
     parts = rendering.parse_prompt(ids)
     system = encoding().decode(list(parts[0].content)) if parts else ""
     match = _DATE.search(system)
@@ -103,7 +103,10 @@ def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[st
 
 
 def _possible_dates(environment: Mapping[str, str]) -> list[str]:
-    """Return the pinned date, or all dates that are possible in the server's time zone."""
+    """Return the pinned date.
+
+    If there is none, return all dates that are possible on the server.
+    """
     pinned = environment.get(START_DATE)
     if pinned:
         return [pinned]
@@ -150,7 +153,7 @@ def _without_formats(part: PromptMessage) -> PromptMessage:
 
 
 def _require_counted_texts(api: Api, case: ChatCase) -> None:
-    """Require that usage grows with each text and with tools, but not with dropped reasoning."""
+    """Require that usage grows with each text and with tools, but not with omitted reasoning."""
     total = _prompt_tokens(api, case)
     for index, message in enumerate(case.messages):
         about = f"{case}, message {index} ({message.role})"
@@ -178,7 +181,7 @@ def _require_counted_texts(api: Api, case: ChatCase) -> None:
 
 
 def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int) -> None:
-    """Require that special tokens spelled out in a text are tokenized as plain text."""
+    """Require that the spelling of special tokens in a text is tokenized as plain text."""
     message = case.messages[index]
     about = f"{case}, message {index} ({message.role})"
     neutral = message.text.replace("<|", "<!").replace("|>", "!>")
@@ -192,7 +195,7 @@ def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int)
 
 
 def _require_counted_reasoning(api: Api, case: ChatCase, index: int, total: int) -> None:
-    """Require that usage counts reasoning if harmony keeps it, and only then."""
+    """Require that usage counts reasoning if, and only if, harmony keeps it in the prompt."""
     message = case.messages[index]
     about = f"{case}, message {index} ({message.role})"
     longer = case.with_message(index, reasoning=f"{message.reasoning}{_MORE}")
@@ -217,7 +220,7 @@ def _prompt_tokens(api: Api, case: ChatCase) -> int:
     return int(usage["prompt_tokens"])
 
 
-#: For some chats, by id: a change of the chat that must change the answer.
+#: For some chats, by their ids, a change of the chat that must change the answer.
 TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
     "system": lambda case: _reworded(case, "system", "rude"),
     "developer": lambda case: _reworded(case, "developer", "long"),
@@ -239,9 +242,9 @@ def answer_is_to_the_chat(
 ) -> None:
     """Require that the answer depends on the chat.
 
-    If the engine returns and accepts token ids, the answer is compared, by tokens and
-    log-probabilities, with the answer to a completion request for harmony's rendering. Otherwise
-    the change of the chat in `TELLING` must change the answer more than a repetition does.
+    If the engine returns and accepts token ids, the tokens and log-probabilities of the answer are
+    compared with those of the answer to a completion request for harmony's rendering. Otherwise,
+    the change in `TELLING` must change the answer more than a repetition of the request does.
 
     Args:
         api: The API of the server.
@@ -251,8 +254,8 @@ def answer_is_to_the_chat(
 
     Raises:
         Unmet: The answer belongs to another prompt.
-        NotRun: The engine sends no log-probabilities with chats, its noise hides the difference, or
-            oss-harmony is not installed.
+        NotRun: The engine sends no log-probabilities with chats, its noise hides the effect of the
+            change, or oss-harmony is not installed.
     """
     encoding()
     can = api.capabilities.can

@@ -1,4 +1,4 @@
-"""The chats of ``fixtures/api/chats.toml``, with which the rendering of prompts is checked."""
+"""Load the chats of ``fixtures/api/chats.toml``, which check how servers render prompts."""
 
 from typing import Literal
 
@@ -25,7 +25,7 @@ class ChatMessage(data_file.DataTable):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    #: A text, or the parts of the content.
+    #: The content: a text, or a list of parts.
     content: str | tuple[dict[str, str], ...] | None = None
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
@@ -45,10 +45,10 @@ class ChatCase(data_file.DataTable):
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     messages: tuple[ChatMessage, ...] = Field(min_length=1)
-    #: The number of offered tools.
+    #: The number of tools that the request offers.
     tools: int = 0
     reasoning_effort: Literal["low", "medium", "high"] | None = None
-    #: Whether the request has a JSON schema.
+    #: Whether the request contains a JSON schema for the answer.
     response_format: bool = False
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class ChatCase(data_file.DataTable):
 
         Args:
             index: The index of the message.
-            **change: The new values of its fields.
+            **change: The new values of the message's fields.
         """
         messages = list(self.messages)
         messages[index] = messages[index].model_copy(update=change)

@@ -23,14 +23,14 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 MODELS = "/v1/models"
-#: Timeout of a request in seconds. The requests of the correctness level are far shorter.
+#: The timeout of a request in seconds. The requests of the correctness level take far less time.
 TIMEOUT_S = 120.0
 _KINDS: dict[str, schema.Kind] = {
     COMPLETIONS: "completion",
     CHAT: "chat completion",
     RESPONSES: "response",
 }
-#: Default number of threads of `together`.
+#: The default number of threads of `together`.
 _CONCURRENCY = 4
 #: Maximum number of violations that a failure quotes.
 _QUOTED = 3
@@ -45,7 +45,7 @@ class Refused(Unmet):
     """
 
     def __init__(self, path: str, exchange: Exchange) -> None:
-        #: The status of the answer; None if none came.
+        #: The status of the answer; None if no answer arrived.
         self.status = exchange.status
         #: The body of the answer.
         self.text = exchange.text
@@ -56,8 +56,8 @@ class Refused(Unmet):
 class Api:
     """The OpenAI-compatible API of one server.
 
-    Requests are greedy unless the options contain a temperature. Every method that sends a request
-    raises these errors:
+    Requests use greedy sampling, unless the options contain a temperature. Every method that sends
+    a request may raise these errors:
 
     - `NotRun`: the engine lacks a capability that the request needs.
     - `Refused`: the status is not 200.
@@ -67,7 +67,7 @@ class Api:
     endpoint: server.Endpoint
     capabilities: Capabilities
     timeout_s: float = TIMEOUT_S
-    #: How often each id of an answer, an output item or a tool call was received.
+    #: For each id of an answer, an output item or a tool call, how often it was received.
     every_id: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -144,7 +144,7 @@ class Api:
 
         Args:
             prompt: A text, token ids, or a list of either.
-            usage: Request usage in the last chunk, if the engine can send it.
+            usage: Whether to request usage in the last chunk, if the engine can send it.
             **options: Further fields of the body.
 
         Returns:
@@ -195,7 +195,7 @@ class Api:
         """Return the maximum length of a sequence in tokens.
 
         Raises:
-            NotRun: The list of models does not contain it.
+            NotRun: The server's list of models does not contain this length.
         """
         length = server.context_of(self.models(), self.model)
         if length is None:
@@ -215,11 +215,11 @@ class Api:
         Args:
             method: The HTTP method.
             path: The path.
-            content: The body; None for none.
+            content: The body; None for no body.
             **options: ``key`` (another API key) and ``timeout_s``.
 
         Returns:
-            The answer, or the reason why none came.
+            The answer, or the reason why no answer arrived.
         """
         options = {"timeout_s": self.timeout_s, **options}
         return send(self.endpoint, method, path, content, **options)
@@ -233,7 +233,7 @@ class Api:
     def _answer(
         self, path: str, fields: Json, check: Callable[[Json, Json], list[str]] | None = None
     ) -> Json:
-        """Send a request. `check`: returns the errors of an answer, given the request's body."""
+        """Send a request. `check` returns the errors of an answer, given the request's body."""
         body = self._body(fields)
         self.capabilities.require(*needed(path, body))
         exchange = self.send("POST", path, json.dumps(body).encode())

@@ -1,8 +1,8 @@
-"""OpenAI's compatibility test of gpt-oss: tool calls in both APIs, k attempts per question.
+"""OpenAI's compatibility test for gpt-oss: tool calls with both APIs, k attempts per question.
 
 Source: https://github.com/openai/gpt-oss/tree/main/compatibility-test, runCase.ts and analysis.ts.
-The APIs are chat completions and Responses. As in the published test, arguments that match the
-schema but are not the expected ones do not fail an attempt; they are only counted.
+The APIs are chat completions and Responses. As in the published test, an attempt does not fail if
+the arguments match the schema, but are not the expected ones. Such attempts are only counted.
 """
 
 import itertools
@@ -26,8 +26,8 @@ from sm121.core.profile import Profile
 from sm121.core.unmet import Fact, Unmet, require, require_each
 from sm121.core.verdict import Inconclusive, NotRun
 
-#: Maximum number of turns per attempt, as in the published test. Each turn sends the output of each
-#: call.
+#: The maximum number of turns per attempt, as in the published test. Each turn sends the outputs of
+#: the calls.
 _TURNS = 10
 
 
@@ -52,7 +52,7 @@ class _File(DataTable):
 class _CallWithResult:
     """A call of a tool."""
 
-    #: ``name`` and ``arguments``.
+    #: The function, with ``name`` and ``arguments``.
     function: Json
     #: The message or item that sends back the tool's output.
     result: Json
@@ -78,25 +78,26 @@ class _Attempt:
     messages: list[Json]
     #: Why the attempt failed; None if it succeeded.
     why: str | None = None
-    #: Whether it has reasoning where the published test requires it.
+    #: Whether the conversation has reasoning where the published test requires it.
     is_valid: bool = False
-    #: Whether the arguments of the first call are not the expected ones.
+    #: Whether the arguments of the first call differ from the expected ones.
     other_arguments: bool = False
 
 
 def judge_scores(api: Api, profile: Profile, folder: Path, remark: Callable[[str], object]) -> None:
-    """Judge each score of the profile that has ``tries``, by chat completions and by Responses.
+    """Judge each score of the profile that has ``tries``, with chat completions and with Responses.
 
-    The bound applies to the 95 % interval of pass^k (all k attempts at a question succeed).
+    The bound applies to the 95 % interval of pass^k, the fraction of questions for which all k
+    attempts succeed.
 
     Args:
         api: The API of the server.
         profile: ``correctness.scores`` has the bounds.
         folder: The folder to which the attempts are written.
-        remark: Receives the figures of each score.
+        remark: Called with a text with the figures of each score.
 
     Raises:
-        Unmet: In too few questions all attempts led to a correct call.
+        Unmet: The questions for which all attempts led to a correct call are too few.
         Inconclusive: The bound is inside the interval, or the time limit was exceeded.
         NotRun: The profile has no such score, or the server does not support tools in one of the
             two APIs.
@@ -150,7 +151,7 @@ def _judge_attempts(
 
 
 def _run_attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
-    """Return all attempts by one API, grouped by question."""
+    """Return all attempts with one API, grouped by question."""
     file = data_file.load(f"scores/{score.task}.toml", _File)
     if len(file.cases) < score.questions:
         raise NotRun(f"expected {score.questions} questions, got {len(file.cases)}")
@@ -168,7 +169,7 @@ def _run_attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
 
 
 def _converse(api: Api, score: Score, path: str, case: _Case, tool: _Tool) -> _Attempt:
-    """Send a question and the output of each call until an answer has no call.
+    """Send a question, and then the outputs of its calls, until an answer has no call.
 
     Raises NotRun if the server has no parser of tool calls.
     """

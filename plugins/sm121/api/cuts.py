@@ -1,4 +1,4 @@
-"""The values of ``top_p``, ``top_k`` and ``min_p`` to sample with, and after which texts."""
+"""Choose values of ``top_p``, ``top_k`` and ``min_p``, and the texts after which to sample."""
 
 import math
 import random
@@ -10,18 +10,18 @@ from sm121.answers.expected_samples import CHANCE, Cut, Top
 from sm121.api import sample_source
 from sm121.core.verdict import NotRun
 
-#: Cases that need at most this many samples may be drawn, in addition to the cheapest.
+#: The run draws its case from those that need at most this many samples, and the cheapest one.
 _CHEAP = 200
-#: If at least this number of removals is expected, the probability of missing a value that is too
-#: loose is below about exp(-5).
+#: If at least this number of removed tokens is expected among the samples, the probability of
+#: missing a value that is too loose is below about exp(-5).
 _LOOSE_FACTOR = 5
 
 
 class CutValues(NamedTuple):
-    """The values of a parameter to sample with."""
+    """The values of a parameter with which to sample."""
 
     middle: float
-    #: The values from which each run draws another one.
+    #: The values from which each run draws one.
     drawn_from: list[float]
 
 
@@ -33,13 +33,13 @@ CUTS: dict[Cut, CutValues] = {
 
 
 class CutCase(NamedTuple):
-    """A value and a text after which a value that is off by a tenth is detected."""
+    """A value and a text. Samples after the text show if the server's value is off by a tenth."""
 
-    #: The number of samples that are needed to detect it.
+    #: The number of samples that are needed for this.
     samples: int
     value: float
     text: str
-    #: The tokens that a tighter value would remove.
+    #: The tokens that a slightly tighter value would remove.
     edge: list[str]
 
 
@@ -55,7 +55,7 @@ def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase
         The case ``middle`` and the case ``drawn``.
 
     Raises:
-        NotRun: No value after any text can be checked with the maximum number of samples.
+        NotRun: For no value and text is the maximum number of samples sufficient.
     """
     middle, values = CUTS[cut]
     cases = []
@@ -74,7 +74,7 @@ def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase
 
 
 def _find_case(text: str, top: Top, cut: Cut, value: float) -> CutCase | None:
-    """Return the case of a value after a text; None if the samples would not show an error."""
+    """Return the case of a value and a text; None if samples could not show an error."""
     error = 1.0 if cut == "top_k" else expected_samples.ERROR * value
     remaining, dropped = expected_samples.remaining(top, cut, value)
     at_smaller = expected_samples.remaining(top, cut, value - error)

@@ -1,4 +1,4 @@
-"""Comparison of sampled tokens, which may come from drafts, with their reported probabilities."""
+"""Compare sampled tokens, which may come from drafts, with their reported probabilities."""
 
 import math
 from typing import NamedTuple
@@ -9,19 +9,20 @@ from sm121.core.unmet import require
 
 #: The probability of a false alarm in one run.
 ERROR_RATE = 1e-6
-#: Texts with many plausible continuations at the first and at the second position of a draft. The
-#: first token of an answer comes from the prefill, and is never drafted.
+#: Texts that have many plausible continuations at the first and at the second position of a draft.
+#: (The first token of an answer is not drafted, because it comes from the prefill.)
 OPEN_TEXTS = ("The capital", "The capital of France is Paris. The", "1 + 1 = 2. The capital")
 #: The number of likeliest tokens whose frequencies are compared.
 SLICE = 4
-#: Up to this position, enough samples have the same preceding tokens to be counted per prefix.
+#: Up to this position, samples are counted per prefix, because enough samples have the same
+#: preceding tokens.
 _SHARED = 2
 _SAMPLES = "samples by the reported probabilities"
 _EVERYWHERE = "at all positions"
 
 
 class Kind(NamedTuple):
-    """Parameters of a group of samples."""
+    """The sampling parameters of a group of samples."""
 
     #: ``temperature`` or ``top_p``.
     name: str
@@ -38,8 +39,8 @@ class SampleGroup(NamedTuple):
 
     where: str
     label: str
-    #: Whether the group covers all positions and texts; otherwise, it covers the position after one
-    #: prefix.
+    #: Whether the group covers all positions and texts. If false, it covers only the position after
+    #: one prefix.
     everywhere: bool
 
 
@@ -69,7 +70,7 @@ class Tallies:
         prefix = f"{text} {sample[0].token}"
         for number, position in enumerate(sample[1:], 1):
             shares = _shares(position, self._listed, kind)
-            # Sort equally likely tokens by name, since engines list the drawn one first.
+            # Sort equally likely tokens by name, because engines list the drawn one first.
             ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
             for rank, (token, share) in enumerate(ordered[:SLICE], 1):
                 hit = token == position.token
@@ -85,7 +86,7 @@ class Tallies:
         """Compare the hits of each group with the sum of its probabilities.
 
         Returns:
-            The number of comparisons, as text.
+            A text with the number of comparisons.
 
         Raises:
             Unmet: A token was drawn too often or too seldom.

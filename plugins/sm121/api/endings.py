@@ -1,7 +1,7 @@
-"""How an answer ends, and how its tokens are counted.
+"""Check how an answer ends, and how its tokens are counted.
 
 An answer ends by itself, at a limit, or at a stop string or token. A chat ends with a final message
-in harmony's format. Each check raises `Unmet` if the server violates its requirement.
+in harmony's format. Each check raises `Unmet` if the requirement is violated.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,10 @@ from sm121.api.sdk import PROMPT, Sdk
 from sm121.core.level_settings import Chat, Correctness
 from sm121.core.unmet import require, require_each
 
-#: Number of characters of the stop strings that are taken from the middle of an answer.
+#: The length of the stop strings, which are taken from the middle of an answer, in characters.
 _STOP_LENGTH = 4
-#: Bounds of plausible Unix times in seconds (2017 and 2286); milliseconds would be far above.
+#: Bounds for plausible Unix times in seconds (2017 and 2286). Times in milliseconds would be far
+#: above.
 _EARLIEST = 1_500_000_000
 _LATEST = 10_000_000_000
 
@@ -25,7 +26,8 @@ def natural_length(api: Api, correctness: Correctness) -> int:
 
     Args:
         api: The API of the server.
-        correctness: ``chat_format`` has the text, ``max_answer_tokens`` is the limit.
+        correctness: The profile's table. ``chat_format`` has the text, and ``max_answer_tokens`` is
+            the limit.
 
     Raises:
         Unmet: The answer does not end within the limit.
@@ -43,7 +45,7 @@ def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], 
     Args:
         api: The API of the server.
         correctness: The expected texts. The first chat's text is used as the stop string.
-        remark: Receives a remark if the text includes the stop string.
+        remark: Called with a remark if the text includes the stop string.
 
     Raises:
         Unmet: The answer continues after the stop string, or has another finish_reason.
@@ -54,12 +56,12 @@ def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], 
     _, match, rest = sampling.reasoning_and_content(choice["message"]).partition(chat.contains)
     require(not rest, "nothing after it", choice, f"stop {chat.contains!r}")
     require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
-    if match:  # vLLM parses harmony from the tokens, and the last one contains the stop string
+    if match:  # vLLM parses harmony from tokens, and the last token contains the stop string
         remark("a chat's text includes the stop string; OpenAI's API leaves it out")
 
 
 def stop_string_ends_the_text(api: Api) -> None:
-    """Require that the text ends before either of two stop strings, streamed or not.
+    """Require that texts end before either of two stop strings, with and without streaming.
 
     Args:
         api: The API of the server.
@@ -85,13 +87,13 @@ def stop_string_ends_the_text(api: Api) -> None:
 
 
 def _first_new_string(text: str) -> int:
-    """Return the first index from 3 on whose stop string does not occur earlier in the text."""
+    """Return the first index (at least 3) whose stop string does not occur earlier in the text."""
     starts = range(3, len(text))
     return next(i for i in starts if text.index(text[i : i + _STOP_LENGTH]) == i)
 
 
 def stop_token_ends_the_answer(api: Api) -> None:
-    """Require that generation ends at a stop token; a second stop token is never generated.
+    """Require that generation ends at a stop token, even if there is a second one later.
 
     Args:
         api: The API of the server.
@@ -112,7 +114,7 @@ def stop_token_ends_the_answer(api: Api) -> None:
 
 
 def special_tokens_are_hidden(api: Api, correctness: Correctness) -> None:
-    """Require texts without special tokens at a natural end, streamed or not.
+    """Require that texts with a natural end have no special tokens, with and without streaming.
 
     Args:
         api: The API of the server.
@@ -135,7 +137,7 @@ def special_tokens_are_hidden(api: Api, correctness: Correctness) -> None:
 
 
 def counts_are_exact(sdk: Sdk, tokens: int) -> None:
-    """Require a completion of exactly the requested length, with matching usage and finish_reason.
+    """Require a completion of exactly the requested length, with a correct usage and finish_reason.
 
     Args:
         sdk: The client of the server.
@@ -160,12 +162,13 @@ def counts_are_exact(sdk: Sdk, tokens: int) -> None:
 def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
     """Require that an answer does not end before min_tokens.
 
-    A bias that forces the end token or a stop token would end the answer at its first token; with
-    min_tokens, the answer must end right after that number of tokens.
+    The requests have a bias that forces the end token or a stop token, which would end the answer
+    at once. With min_tokens, the answer must end right after that number of tokens.
 
     Args:
         api: The API of the server.
-        correctness: ``max_answer_tokens`` is the limit of a natural answer.
+        correctness: The profile's table. ``max_answer_tokens`` is the limit of an answer that ends
+            by itself.
 
     Raises:
         Unmet: An answer has another length.
@@ -191,7 +194,7 @@ def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
 
 
 def ignore_eos_goes_on(api: Api, correctness: Correctness) -> None:
-    """Require that a chat's text is continued past its end token, up to the limit.
+    """Require that generation continues after a chat's end token, up to the limit.
 
     Args:
         api: The API of the server.
@@ -217,7 +220,7 @@ def begins_with_the_channel_token(api: Api, correctness: Correctness) -> None:
         correctness: The question of its first chat is sent.
 
     Raises:
-        Unmet: The first token is another one, or has no log-probability.
+        Unmet: The first token is not the channel token, or has no log-probability.
     """
     answer = api.chat(correctness.chats[0].question, max_tokens=3, logprobs=True)
     listed = answer["choices"][0].get("logprobs") or {}
@@ -235,7 +238,7 @@ def ids_are_unique(api: Api, correctness: Correctness) -> None:
     """Require unique ids of all answers, items and calls, and creation times in seconds.
 
     Args:
-        api: The API of the server. The ids of its earlier answers count too.
+        api: The API of the server. The ids of its earlier answers count, too.
         correctness: The questions of its first chat and first tool call are sent.
 
     Raises:
@@ -287,7 +290,7 @@ def usage_equals_the_ids(api: Api, correctness: Correctness) -> None:
             if choice["index"] % choices_each == 0:  # the first choice of its prompt
                 prompted += len(choice["prompt_token_ids"])
         usage = answer["usage"]
-        # Report the difference: sampled answers have another length in each run.
+        # Report the differences, because sampled answers have other lengths in each run.
         off = (usage["prompt_tokens"] - prompted, usage["completion_tokens"] - generated)
         required = "usage that equals the number of ids in prompts and answers"
         about = f"{prompt!r} {options}"
@@ -312,14 +315,14 @@ def usage_of_a_stream_equals_the_ids(api: Api) -> None:
     whole = stream.completion_of(chunks)[0]
     counted = len(whole["token_ids"])
     usage = chunks.chunks[-1].get("usage") or {}
-    # An answer may end by itself before the limit.
+    # An answer may end before the limit.
     required = 9 if whole["finish_reason"] == "length" else counted
     same = usage.get("completion_tokens") == counted == required
     require(same, f"{required} ids and a usage of {required} tokens", f"{counted} ids and {usage}")
 
 
 def chats_end_in_a_final_message(api: Api, correctness: Correctness) -> None:
-    """Require that chats contain the known answer in the content, and reasoning separately.
+    """Require that the content of chats contains the known answer, and that reasoning is separate.
 
     Args:
         api: The API of the server.

@@ -1,4 +1,4 @@
-"""Sends the questions of the profile's exam to a server, and judges the answers."""
+"""Send the questions of the profile's exam to a server, and judge the answers."""
 
 import json
 import re
@@ -26,18 +26,21 @@ from sm121.core.server import require_context
 from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import NotRun
 
-#: Number of prompt tokens reserved for harmony's own messages and the question.
+#: The number of prompt tokens that are reserved for harmony's own messages and the question.
 _QUESTION_TOKENS = 512
 
 
 class Outcome(NamedTuple):
-    """The outcome of a question. At most one field is set; if none is, the answer is correct."""
+    """The outcome of a question.
 
-    #: Why the answer is broken.
+    At most one field is set. If no field is set, the answer is correct.
+    """
+
+    #: Why the answer is broken (`exam_judging`).
     broken: str | None = None
-    #: Why the answer is a miss.
+    #: Why the answer is a miss (`exam_judging`).
     missed: str | None = None
-    #: Why the server cannot answer the question.
+    #: Why the question was not sent, because the server lacks a capability.
     unasked: str | None = None
 
 
@@ -49,10 +52,10 @@ class Candidate:
     """A server that takes an exam."""
 
     api: Api
-    #: Records a known deviation: engines that leave a special token in formatted answers.
+    #: Records the known deviation of engines that leave a special token in formatted answers.
     judge: cases.Judge
     exam: Exam
-    #: Receives each remark.
+    #: Called with each remark.
     remark: Callable[[str], object]
 
     def passes(self, name: SectionName) -> None:
@@ -63,8 +66,8 @@ class Candidate:
 
         Raises:
             Unmet: An answer is broken, or too many answers are misses.
-            NotRun: The exam does not have the section; or the engine lacks a capability that some
-                questions need, and the answers to the remaining questions pass.
+            NotRun: The exam does not have the section. Or the engine lacks a capability that some
+                questions need, and the answers to the other questions pass.
         """
         section = self.exam.section(name)
         outcomes = together(lambda question: self._outcome(section, question), section.questions)
@@ -93,14 +96,15 @@ class Candidate:
     def recalls(self, tokens: int) -> None:
         """Require that the server finds every needle of a document.
 
-        The first question is about all needles. For each needle that the answer lacks, a question
-        about only that needle follows.
+        The first question is about all needles. If the answer lacks a needle, another question
+        about only this needle is sent.
 
         Args:
-            tokens: The length of the document.
+            tokens: The length of the document, in tokens.
 
         Raises:
-            Unmet: A needle is not found, an answer is broken, or the usage does not fit the length.
+            Unmet: A needle is not found, an answer is broken, or the usage is wrong for this
+                length.
             NotRun: The exam has no document, or the context is too short.
         """
         document = self._document()
@@ -148,13 +152,13 @@ class Candidate:
         """Send all questions of the tools section in one chat, with long texts in tool results.
 
         Args:
-            tokens: The total length of all tool results. The chat is longer by the questions, calls
-                and answers.
+            tokens: The total length of all tool results, in tokens. Questions, calls and answers
+                add to the length of the chat.
 
         Raises:
             NotRun: The exam has no document, or the context is too short.
-            Unmet: An answer is empty, truncated or a loop. A miss is only a remark: in such a long
-                chat, a healthy model may answer a question wrongly.
+            Unmet: An answer is empty, truncated or a loop. A miss is only a remark, because in such
+                a long chat, a healthy model may answer a question wrongly.
         """
         document = self._document()
         self.api.capabilities.require("tools", "context_length")
@@ -245,7 +249,7 @@ class Candidate:
         return Outcome(missed=exam_judging.miss(turn, str(content), section.unsure))
 
     def _choice(self, section: Section, question: Question, messages: list[Json]) -> Json:
-        """Return the first choice of the next answer, with the section's tools if it has any."""
+        """Send the messages with the section's tools, if any, and return the first choice."""
         functions = list(section.functions)
         if not functions:
             answer = self._chat(messages, section.effort, question)
@@ -254,7 +258,10 @@ class Candidate:
         return tools.ask(self.api, messages, functions, limit, reasoning_effort=section.effort)
 
     def _sent_back(self, message: Json) -> Json:
-        """Return an assistant's message for the next request; with tool calls, with reasoning."""
+        """Return an assistant's message for the next request.
+
+        Reasoning is kept only with tool calls.
+        """
         reply: Json = {"role": "assistant", "content": message["content"]}
         calls = message.get("tool_calls")
         if calls:
@@ -267,7 +274,10 @@ class Candidate:
         return reply
 
     def _chat(self, messages: list[Json], effort: str, question: Question | None = None) -> Json:
-        """Send a chat; if the question has a format, request that the server enforces it."""
+        """Send a chat.
+
+        If the question has a format, request that the server enforces this format.
+        """
         options = {"max_tokens": self.exam.answer_tokens, "reasoning_effort": effort}
         if question is None or question.form is None:
             return self.api.chat(messages, **options)
@@ -297,7 +307,7 @@ class Candidate:
 
 
 def _judge_needle(needle: Needle, answer: str) -> str | None:
-    """Return why an answer to the question about a needle is not correct, or None."""
+    """Return why the answer to a question about one needle is wrong; None if it is correct."""
     turn = Turn(user=needle.question, right=needle.right)
     return exam_judging.miss(turn, answer, None)
 
@@ -319,7 +329,7 @@ def _required(waiting: Sequence[ExamCall]) -> str:
 
 
 def _form_fault(form: Form | None, content: str | None) -> str | None:
-    """Return why an answer contains a special token or violates the required format, or None."""
+    """Return a fault if an answer contains a special token or violates the required format."""
     content = content or ""
     observed = f"{content!r:.200}"
     leaks = harmony.leaked(content)

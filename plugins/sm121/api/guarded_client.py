@@ -1,6 +1,6 @@
 """An ``openai`` client that checks the capabilities of the engine before each request.
 
-Importing ``openai`` takes half a second, so this module is only imported when it is needed.
+Importing ``openai`` takes half a second, so this module is imported only when it is needed.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ class GuardedClient(openai.OpenAI):
         self._capabilities = capabilities
 
     def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
-        """Check the capabilities; the SDK calls this hook before it builds a request."""
+        """Check the capabilities. The SDK calls this hook before it builds a request."""
         if options.method == "post":
             body = options.json_data if isinstance(options.json_data, dict) else {}
             sent = {**body, **(options.extra_json or {})}

@@ -1,4 +1,4 @@
-"""gpt-oss's harmony format: the structure of token ids, and remains of it in texts.
+"""Check gpt-oss's harmony format: the structure of token ids, and remains of it in texts.
 
 A well-formed answer is a sequence of messages::
 
@@ -37,7 +37,7 @@ SPECIAL_TEXTS = (
 )
 #: Reserved special tokens, and the special token of o200k that is older than harmony.
 _OTHER_SPECIAL = re.compile(r"<\|(?:reserved_\d+|endofprompt)\|>")
-#: A header after its special tokens were removed from the text.
+#: A header in a text from which the special tokens were removed.
 _HEADER = re.compile(
     r"assistant(?:analysis|commentary|final)|\A(?:analysis|commentary|final)(?=[A-Z])"
 )
@@ -57,7 +57,7 @@ def leaked(text: str | None) -> list[str]:
 
 
 def headers(text: str | None) -> list[str]:
-    """Return the names of roles and channels that a message contains without special tokens."""
+    """Return remains of headers in a message: roles and channels without special tokens."""
     return _HEADER.findall(text or "")
 
 
@@ -66,7 +66,7 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
 
     Args:
         ids: The token ids of one answer.
-        finished: Whether the answer ended by itself, not at a limit.
+        finished: Whether the answer ended by itself, and not at a limit.
 
     Returns:
         One line for each of the first four violations; empty if the answer is well-formed.
@@ -77,7 +77,7 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
     if ids[0] != CHANNEL:
         errors.append(f"the first token is {ids[0]} in place of <|channel|> ({CHANNEL})")
     inside = False
-    header = 0  # tokens since the header began
+    header = 0  # number of tokens since the header began
     messages = 0
     for index, token in enumerate(ids):
         if token == MESSAGE:

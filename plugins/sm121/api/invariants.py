@@ -1,6 +1,6 @@
-"""Invariants that every answer must satisfy in addition to its schema.
+"""Check invariants that every answer must satisfy in addition to its schema.
 
-Each check returns one line per violation; the list is empty if the answer is valid.
+Each check returns one line for each violation. The list is empty if the answer is valid.
 """
 
 import json
@@ -38,7 +38,7 @@ def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
     """Check an answer of /v1/completions.
 
     Args:
-        answer: The answer, valid by its schema.
+        answer: The answer, which is valid according to its schema.
         request: The body of the request.
         hidden: Whether the engine removes special tokens from texts.
 
@@ -54,7 +54,7 @@ def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
 
 
 def _prompt_count(prompt: Any) -> int:
-    """Return the number of prompts; a list of integers is one prompt of token ids."""
+    """Return the number of prompts. A list of integers counts as one prompt of token ids."""
     if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
         return 1
     return len(prompt)
@@ -64,9 +64,9 @@ def of_chat(answer: Json, request: Json, reasoning_field: str | None = None) -> 
     """Check an answer of /v1/chat/completions.
 
     Args:
-        answer: The answer, valid by its schema.
+        answer: The answer, which is valid according to its schema.
         request: The body of the request.
-        reasoning_field: The engine's field of reasoning; None if it has none.
+        reasoning_field: The engine's field for reasoning; None if it has none.
 
     Returns:
         The violations.
@@ -87,7 +87,7 @@ def of_message(
         message: The message.
         finish_reason: The finish_reason of its choice.
         request: The body of the request.
-        reasoning_field: The engine's field of reasoning; None if it has none.
+        reasoning_field: The engine's field for reasoning; None if it has none.
 
     Returns:
         The violations.
@@ -155,7 +155,7 @@ def of_response(answer: Json, request: Json) -> list[str]:
     """Check an answer of /v1/responses.
 
     Args:
-        answer: The answer, valid by its schema.
+        answer: The answer, which is valid according to its schema.
         request: The body of the request.
 
     Returns:
@@ -192,7 +192,7 @@ def _choices(answer: Json, count: int) -> list[str]:
 def _usage(
     answer: Json, prompt: str = "prompt_tokens", generated: str = "completion_tokens"
 ) -> list[str]:
-    """Check that usage exists and adds up; `prompt` and `generated` are the names of its fields."""
+    """Check that usage exists and adds up. `prompt` and `generated` are the names of its fields."""
     usage = answer.get("usage")
     if usage is None:
         return ["no usage"]

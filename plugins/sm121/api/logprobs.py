@@ -1,4 +1,4 @@
-"""Checks that log-probabilities in answers are complete, finite, and of the chosen tokens."""
+"""Check that log-probabilities are complete and finite, and belong to the chosen tokens."""
 
 import math
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from sm121.client.completion_json import parse
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require
 
-#: Rounding error of a log-softmax in float32 over 200,000 tokens, in nats. A value of 0 may be sent
-#: as a value above 0 by up to this error.
+#: The rounding error of a log-softmax in float32 over 200,000 tokens, in nats. A server may send a
+#: value up to this error above 0 in place of 0.
 ROUNDING = 1e-5
-#: Two tokens are equally likely if their log-probabilities differ by less than this, in nats.
+#: Two tokens count as equally likely if their log-probabilities differ by less than this, in nats.
 _TIED = 1e-3
-#: Chats with an uncertain continuation even for a small model, and how often each is sent.
+#: Chats whose continuation is uncertain even for a small model, and how often each is sent.
 _UNSURE = ("1, 2, 3", "Q:")
 _UNSURE_TIMES = 24
 
@@ -50,7 +50,7 @@ def are_finite(sdk: Sdk) -> None:
 def name_the_chosen_token(api: Api) -> None:
     """Require one entry for each token of a completion, with the chosen token as the likeliest.
 
-    If the answer ended by itself, the text omits its last token, the end token.
+    If the answer ended by itself, its last token, the end token, is not part of the text.
 
     Args:
         api: The API of the server.
@@ -122,7 +122,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _require_whole_entry(entry: Json, listed: int) -> None:
-    """Require ``listed`` alternatives with the chosen token as the likeliest, and its bytes."""
+    """Require ``listed`` alternatives, the chosen token as the likeliest one, and its bytes."""
     require(_is_entry(entry), "a token with its log-probability", entry)
     token = entry["token"]
     value = entry["logprob"]

@@ -1,8 +1,8 @@
-"""Comparisons of penalised samples with the frequencies that a penalty should cause.
+"""Compare penalised samples with the frequencies that a penalty should cause.
 
-Two tokens are biased so that only they can be drawn, and so that the bias compensates for the
-penalty except for 5 % of it. The remainder decides which of the two tokens is likelier, so that a
-penalty that is off by a tenth is detected.
+A bias on two tokens makes all other tokens impossible, and compensates for the penalty, except for
+5 % of it. This remainder decides which of the two tokens is likelier, so that a penalty that is off
+by a tenth is detected.
 """
 
 import math
@@ -21,14 +21,14 @@ from sm121.core.verdict import NotRun
 _REMAINDERS = (-0.05, 0.05)
 #: A penalty larger than any difference of log-probabilities, in nats.
 _LARGEST = 100.0
-#: The precision with which the bias that makes two tokens equally likely is measured, in nats.
+#: The precision of the measured bias with which two tokens are equally likely, in nats.
 _PRECISION = 0.1
-#: How much likelier a token must be before it is penalised than after, in nats.
+#: By how much a token must be likelier before it is penalised than after, in nats.
 _MARGIN = 1
 
 
 class PenaltyComparison(NamedTuple):
-    """The tally of one comparison."""
+    """The tally of samples for one remainder."""
 
     about: str
     tally: Tally
@@ -92,14 +92,14 @@ class Penalties:
             raise NotRun("log-probabilities differ by 5 % of a penalty between requests")
 
     def compare_divided(self, value: float, *, generated: bool) -> Iterator[PenaltyComparison]:
-        """Compare a penalised token with one that is neither in the prompt nor in the answer.
+        """Compare a penalised token with a token that is neither in the prompt nor in the answer.
 
-        A repetition penalty divides the logit, which no server returns. Therefore the bias that
-        compensates for the penalty is measured at one bias of the token, and computed for another.
+        A repetition penalty divides the logit, which servers do not return. Therefore the bias that
+        compensates for the penalty is measured for one bias of the token, and computed for another.
 
         Args:
             value: The repetition penalty.
-            generated: Whether the penalised token is generated once; otherwise it is in the prompt.
+            generated: Whether the penalised token was generated. If false, it is in the prompt.
 
         Yields:
             The comparison of each remainder.
@@ -111,7 +111,7 @@ class Penalties:
         pair = self._find_pair(penalties, token_in_prompt=not generated, other_in_prompt=False)
 
         def draw(count: int, temperature: float, bias: float, other_bias: float) -> list[bool]:
-            """Return for each sample whether it consists of the penalised token."""
+            """Return, for each sample, whether it is the penalised token."""
             options = {
                 "temperature": temperature,
                 "repetition_penalty": value,
@@ -139,9 +139,9 @@ class Penalties:
     def _find_pair(
         self, penalties: list[float], *, token_in_prompt: bool, other_in_prompt: bool
     ) -> Pair:
-        """Find two tokens, of which the first is certainly generated first if both are biased.
+        """Find two tokens of which the first one is certainly generated first if both have a bias.
 
-        `penalties`: the penalties of the first token at each position of an answer.
+        `penalties` are the penalties of the first token at the positions of an answer.
         """
         tops = self.source.tops
         prompts = self.source.prompts

@@ -1,9 +1,9 @@
-"""The rendering of chats by oss-harmony, and a parser of rendered prompts.
+"""Render chats with oss-harmony, and parse rendered prompts.
 
 oss-harmony renders the messages of a `ChatCase`. `parse_prompt` parses the ids of any rendering
-into its messages, so that two renderings can be compared. Headers are compared by their fields,
-because oss-harmony and vLLM write the recipient of a call in two positions; gpt-oss was trained on
-both.
+into its messages, so that two renderings can be compared. Headers are compared field by field,
+because oss-harmony and vLLM write the recipient of a call at different positions. gpt-oss was
+trained on both.
 """
 
 import functools
@@ -20,11 +20,11 @@ from sm121.core.verdict import NotRun
 if TYPE_CHECKING:
     from openai_harmony import HarmonyEncoding, Message
 
-#: A date for renderings of which only the length is used.
+#: An arbitrary date for renderings of which only the length is used.
 ANY_DATE = "2026-01-31"
 _TO = re.compile(r" to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
-#: Maximum number of tokens that are kept of a prompt's beginning without <|start|>.
+#: If a prompt does not begin with <|start|>, this many tokens of its beginning are kept.
 _KEPT = 16
 
 
@@ -35,10 +35,10 @@ class PromptMessage(NamedTuple):
     #: The channel. `channel`, `recipient` and `kind` are empty if the header lacks them.
     channel: str
     recipient: str
-    #: The content type, such as ``json``.
+    #: The content type, for example ``json``.
     kind: str
     content: tuple[int, ...]
-    #: The token that ends it; None if there is none.
+    #: The token that ends the message; None if there is none.
     end: int | None
 
 
@@ -49,7 +49,8 @@ def parse_prompt(ids: Sequence[int]) -> list[PromptMessage]:
         ids: The token ids.
 
     Returns:
-        The messages. If the first token is not <|start|>, the first part has its beginning.
+        The messages. If the first token is not <|start|>, the first part has the beginning of the
+        prompt.
 
     Raises:
         NotRun: oss-harmony is not installed.
@@ -112,7 +113,7 @@ def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]
 
     Args:
         case: The chat.
-        date: The date in the system message, such as "2026-01-31".
+        date: The date in the system message, for example "2026-01-31".
         in_system: Whether to put the first instructions into the system message, as vLLM does with
             ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``.
 
@@ -167,7 +168,8 @@ def _messages(case: ChatCase, date: str, *, in_system: bool) -> "Iterator[Messag
     for message in messages:
         for call in message.calls:
             tool_names[call.id] = call.name
-    # Harmony omits reasoning before a final message: reasoning only belongs to the current turn.
+    # Harmony omits reasoning before a final message, because reasoning belongs only to the current
+    # turn.
     finals = [n for n, m in enumerate(messages) if m.role == "assistant" and m.content]
     for index, message in enumerate(messages):
         if message.role in ("system", "developer"):

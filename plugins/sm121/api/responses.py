@@ -1,4 +1,4 @@
-"""Checks of /v1/responses: items, status, events, usage, and conversations of several responses."""
+"""Check /v1/responses: items, status, events, usage, and conversations of several responses."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -58,7 +58,7 @@ def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
 def is_incomplete_at_the_limit(api: Api, correctness: Correctness) -> None:
     """Require the status and the reason of a response that ended at its limit.
 
-    If the whole response is not longer than the limit, a lower limit truncates it.
+    If the whole response is not longer than the limit, the check uses a lower limit.
 
     Args:
         api: The API of the server.
@@ -91,7 +91,7 @@ def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
         correctness: The first of its ``tool_calls`` has the question, the result and the answer.
 
     Raises:
-        Unmet: No call, another call, or an answer without the expected text.
+        Unmet: There is no call or a wrong call, or the answer lacks the expected text.
     """
     case = correctness.tool_calls[0]
     options: Json = {"tools": _offered(2), "max_output_tokens": correctness.max_answer_tokens}
@@ -111,7 +111,7 @@ def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
 
 
 def events_add_up(api: Api, judge: cases.Judge, correctness: Correctness, attempts: int) -> None:
-    """Require that the deltas add up to the final response, and to a response without streaming.
+    """Require that the deltas form the final response, and the response without streaming.
 
     Args:
         api: The API of the server.
@@ -206,8 +206,9 @@ def goes_on_from_another(
 
     Args:
         api: The API of the server.
-        correctness: ``max_answer_tokens`` is the limit; ``cannot`` shows the format of the chats.
-        remark: Receives a remark if new instructions do not reach the model.
+        correctness: The profile's table. ``max_answer_tokens`` is the limit, and ``cannot`` shows
+            whether chats are in harmony's format.
+        remark: Called with a remark if new instructions do not reach the model.
         configuration: The configuration of a managed server; None for an attached one.
 
     Raises:
@@ -239,12 +240,12 @@ def goes_on_from_another(
     options["instructions"] = "Answer with one word only."
     third = api.send_response(_SECOND_QUESTION, **options)
     if third["usage"]["input_tokens"] <= counted:
-        # By OpenAI's reference, they replace the instructions of the earlier response.
+        # According to OpenAI's reference, new instructions replace those of the earlier response.
         remark("instructions sent with previous_response_id do not reach the model")
 
 
 def _require_count(right: set[int], counted: int) -> None:
-    """Require one of several numbers of input tokens of the second turn."""
+    """Require that the second turn has one of the possible numbers of input tokens."""
     expected = f"usage of {' or '.join(map(str, right))} input tokens"
     require(counted in right, expected, counted, "the second turn")
 
@@ -274,8 +275,8 @@ def _second_response(
 def lengths(case: ChatCase) -> set[int]:
     """Return the possible lengths of a conversation in tokens.
 
-    A call's header has two possible forms: oss-harmony writes the recipient after the channel, vLLM
-    before the channel.
+    There are several, because a call's header has two forms: oss-harmony writes the recipient after
+    the channel, and vLLM before it.
 
     Args:
         case: The conversation.
@@ -313,7 +314,7 @@ def count_texts(case: ChatCase) -> int:
 
 
 def _effort(answer: Json) -> str | None:
-    """Return the effort from vLLM's messages to the model, or else from the response."""
+    """Return the reasoning effort in vLLM's messages to the model, or else in the response."""
     for message in answer.get("input_messages") or ():
         for part in message.get("content") or ():
             if isinstance(part, dict) and part.get("reasoning_effort"):

@@ -1,4 +1,4 @@
-"""Comparisons of one-token samples with their reported log-probabilities."""
+"""Compare one-token samples with their reported log-probabilities."""
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -18,7 +18,7 @@ Rule = Callable[[Top], Split]
 
 
 def allow_all(top: Top) -> Split:
-    """The rule by which each listed token may be drawn."""
+    """Return a split in which each listed token may be drawn."""
     return Split(set(top), set())
 
 
@@ -37,15 +37,15 @@ def compare_samples(
     Args:
         about: The parameter and kind of the samples, for the facts.
         samples: The samples.
-        rule: Which tokens may be drawn.
-        evidence: The value of the parameter and the text.
+        rule: Returns which tokens may be drawn.
+        evidence: The value of the parameter and the text, for the facts.
         temperature: The temperature of the samples.
-        edge: Tokens that a tighter value of the parameter would remove; they are counted together.
-        unlisted: Whether tokens that are not listed may be drawn.
+        edge: Tokens that a tighter value of the parameter would remove. They are counted together.
+        unlisted: Whether tokens that are not listed may also be drawn.
 
     Returns:
-        A fact if a token was drawn that must not be, and a fact per likeliest token (or the edge)
-        that was drawn too often or too seldom.
+        A fact if a forbidden token was drawn, and a fact for each of the likeliest tokens (or for
+        the edge) that was drawn too often or too seldom.
     """
     tallies = {f"rank {rank + 1}": Tally() for rank in range(_RANKS)}
     of_edge = Tally()
@@ -56,7 +56,7 @@ def compare_samples(
         if token in remaining:
             allowed = {name: position.top[name] for name in remaining}
             probabilities = shares(allowed, temperature)
-            # Sort equally likely tokens by name, since engines list the drawn one first.
+            # Sort equally likely tokens by name, because engines list the drawn one first.
             ordered = sorted(probabilities, key=lambda name: (-probabilities[name], name))
             for tally, name in zip(tallies.values(), ordered[:_RANKS], strict=False):
                 tally.add(token == name, probabilities[name])
@@ -75,7 +75,7 @@ def compare_samples(
 
 
 def compare_repeated(alone: Samples, samples: Samples) -> list[Fact]:
-    """Compare seeded samples with the samples of single requests that have the same seed.
+    """Compare samples with a seed with samples from single requests that have the same seed.
 
     Args:
         alone: One sample per text, from requests sent alone.

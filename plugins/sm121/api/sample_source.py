@@ -1,4 +1,4 @@
-"""Requests for sampled completions, and the texts and parameter values of the checks."""
+"""Request sampled completions, and choose the texts and parameter values of the checks."""
 
 import functools
 import itertools
@@ -35,22 +35,22 @@ TEXTS = (
 MOST = 4096
 #: Maximum number of texts in a request.
 BATCH = 32
-#: Number of samples in a comparison whose result is nearly deterministic.
+#: The number of samples in a comparison if the result is nearly deterministic.
 FEW = 8
 #: A temperature so low that a small difference of logits decides.
 COLD = 0.01
 #: A bias that forces a token.
 FORCED = 100.0
-#: Biases for two tokens that exclude all other tokens.
+#: A bias that, given to two tokens, excludes all other tokens.
 HIGH = 90.0
 LOW = 50.0
 
 
 class Range(NamedTuple):
-    """The values of a parameter to sample with."""
+    """The values of a parameter with which to sample."""
 
     middle: float
-    #: Bounds of the value that each run draws.
+    #: The bounds of the value that each run draws.
     low: float
     high: float
 
@@ -61,8 +61,8 @@ RANGES = {
     "frequency_penalty": Range(1.2, 0.9, 1.9),
     "repetition_penalty": Range(1.3, 1.2, 1.5),
 }
-#: The capability and the neutral value of parameters that are sent if the engine supports them, so
-#: that the model's default settings have no effect.
+#: Parameters that are sent with a neutral value, so that the model's default settings have no
+#: effect. Each has the capability that it needs and the value.
 NEUTRAL: dict[str, tuple[Name, float]] = {
     "top_k": ("top_k", -1),
     "repetition_penalty": ("repetition_penalty", 1.0),
@@ -75,7 +75,7 @@ Samples = list[tuple[Position, ...]]
 
 
 class ParameterValue(NamedTuple):
-    """A value of a parameter to sample with."""
+    """A value of a parameter with which to sample."""
 
     #: ``middle`` or ``drawn``.
     kind: str
@@ -84,7 +84,7 @@ class ParameterValue(NamedTuple):
 
 @dataclass
 class SampleSource:
-    """Samples of one server.
+    """Requests samples from one server.
 
     Args:
         api: The API of the server.
@@ -93,7 +93,7 @@ class SampleSource:
 
     api: Api
     seed: int
-    #: Whether the greedy samples of `tops` had all their log-probabilities.
+    #: Whether the greedy samples of `tops` had all requested log-probabilities.
     _greedy_were_whole: bool = field(default=False, init=False)
 
     @functools.cached_property
@@ -105,7 +105,7 @@ class SampleSource:
 
     @functools.cached_property
     def prompts(self) -> dict[str, set[str]]:
-        """The tokens of each of `TEXTS`, by name."""
+        """The names of the tokens of each of `TEXTS`."""
         answer = self.api.complete(list(TEXTS), max_tokens=1, return_token_ids=True)
         prompts = {}
         for choice in answer["choices"]:
@@ -169,7 +169,7 @@ class SampleSource:
         return body
 
     def sample(self, positions: tuple[Position, ...]) -> tuple[Position, ...]:
-        """Remove listed tokens that are only listed because they were drawn.
+        """Remove listed tokens that are listed only because they were drawn.
 
         Engines list the drawn token in addition to the likeliest ones. Without it, the list is the
         same in all samples.
@@ -197,5 +197,5 @@ class SampleSource:
 
 
 def id_of(token: str) -> int:
-    """Return the id from a token's name such as "token_id:17"."""
+    """Return the id in a token's name, for example 17 for "token_id:17"."""
     return int(token.rpartition(":")[2])

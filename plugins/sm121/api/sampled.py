@@ -1,8 +1,8 @@
-"""Checks of sampled completions against the log-probabilities that the server reports.
+"""Compare sampled completions with the log-probabilities that the server reports.
 
-Each parameter is sent with a middle value, and with a value that each run draws. The samples are
-taken after the text that needs the fewest, and their number is chosen so that a value that is off
-by a tenth is detected.
+Each parameter is checked with a middle value, and with a value that each run draws anew. The text
+is the one after which the fewest samples are needed. The number of samples is sufficient to detect
+a value that is off by a tenth.
 """
 
 import functools
@@ -34,9 +34,9 @@ from sm121.engines.capabilities import Name
 
 #: Number of samples per request of `Sampler.far`.
 _FAR = 24
-#: Number of texts after which a seed is sampled.
+#: The number of texts after which samples with a seed are taken.
 _FLAT = 10
-#: Ranges from which `Sampler.far` draws its values.
+#: The ranges from which `Sampler.far` draws its values.
 _FAR_TEMPERATURE = (0.35, 0.5)
 _FAR_TOP_P = (0.4, 0.6)
 
@@ -78,7 +78,7 @@ class Sampler:
 
         Raises:
             Unmet: The samples follow another temperature.
-            NotRun: The maximum number of samples does not suffice for a decision.
+            NotRun: The maximum number of samples is not sufficient for a decision.
         """
         cases = []
         tops = self.source.tops
@@ -99,7 +99,7 @@ class Sampler:
     def _sample_until_decided(self, cases: list[_TemperatureCase]) -> dict[float, float]:
         """Add samples to the cases until the temperatures are decided.
 
-        Returns the log-likelihood ratio of all samples, by the factor of the temperatures.
+        Returns the log-likelihood ratio of all samples for each factor of the temperatures.
         """
         ratios = dict.fromkeys(expected_samples.OFF, 0.0)
         batch = sample_source.BATCH
@@ -119,14 +119,14 @@ class Sampler:
         return ratios
 
     def keeps_the_cut(self, cut: Cut) -> None:
-        """Require that a truncation is obeyed, and kept tokens are drawn by their probabilities.
+        """Require that removed tokens are not drawn, and kept tokens with their probabilities.
 
         Args:
             cut: ``top_p``, ``top_k`` or ``min_p``.
 
         Raises:
-            Unmet: A removed token was drawn, or a kept token too often or too seldom.
-            NotRun: The engine does not support the parameter, or no text can show an error of it.
+            Unmet: A removed token was drawn, or a kept token was drawn too often or too seldom.
+            NotRun: The engine does not support the parameter, or no text is suitable for the check.
         """
         if cut != "top_p":
             self.api.capabilities.require(cut)
@@ -147,14 +147,15 @@ class Sampler:
     def restricts(self, name: Name) -> None:
         """Require that samples contain no `bad_words`, or only `allowed_token_ids`.
 
-        The likeliest word is banned. Each of five allowed tokens must be drawn with its
-        probability.
+        For `bad_words`, the likeliest word is banned. For `allowed_token_ids`, each of five allowed
+        tokens must be drawn with its probability.
 
         Args:
             name: The parameter.
 
         Raises:
-            Unmet: A forbidden token was drawn, or an allowed token too often or too seldom.
+            Unmet: A forbidden token was drawn, or an allowed token was drawn too often or too
+                seldom.
             NotRun: The engine does not support the parameter.
         """
         self.api.capabilities.require(name, "logprob_ids")
@@ -188,14 +189,14 @@ class Sampler:
         return top[expected_samples.likeliest(top)]
 
     def penalises(self, name: str) -> None:
-        """Require that a penalty has its requested value; an error of a tenth is detected.
+        """Require that a penalty has the requested value. An error of a tenth is detected.
 
         Args:
             name: ``presence_penalty``, ``frequency_penalty`` or ``repetition_penalty``.
 
         Raises:
             Unmet: The penalty has another value.
-            NotRun: The engine does not support the parameter, or no text can show an error of it.
+            NotRun: The engine does not support the parameter, or no text is suitable for the check.
         """
         divides = name == "repetition_penalty"
         self.api.capabilities.require("divided_bias" if divides else "penalties")
@@ -221,14 +222,15 @@ class Sampler:
         require_each(compare, *zip(*self.source.values(name), strict=True))
 
     def far(self) -> dict[str, SampleCase]:
-        """Return requests that show with few samples whether a parameter is ignored.
+        """Return requests whose samples show, even if they are few, that a parameter is ignored.
 
         The parameters are a temperature and a `top_p` that are far from 1, each after the text that
         needs the fewest samples, and a seed, with which most samples must be repeated. A case that
-        already fails without other load is omitted: the check of its parameter reports it.
+        already fails without other load is left out, because the check of its parameter reports the
+        failure.
 
         Returns:
-            The cases by the name of the parameter.
+            The cases; the keys are the names of the parameters.
         """
         drawn = random.Random(f"{self.seed} far")
         temperature = round(drawn.uniform(*_FAR_TEMPERATURE), 3)
@@ -262,7 +264,7 @@ class Sampler:
         return SampleCase([text] * _FAR, {"temperature": temperature}, compare)
 
     def _far_top_p(self, top_p: float) -> SampleCase | None:
-        """Return the case after the text with the most removed probability; None without any."""
+        """Return the case after the text with the most removed probability, or None."""
         rule: Rule = functools.partial(expected_samples.remaining, cut="top_p", value=top_p)
         beyond = {}
         for text, top in self.source.tops.items():
@@ -290,7 +292,7 @@ class Sampler:
         return SampleCase(texts, options, functools.partial(compare_repeated, alone))
 
     def chats_obey(self, name: Parameter) -> None:
-        """Require sampled chats that obey a parameter, as in `ChatSamples.obey`."""
+        """Require that sampled chats obey a parameter, as in `ChatSamples.obey`."""
         self._chats.obey(name)
 
     def body(self, options: Json) -> Json:

@@ -1,7 +1,7 @@
-"""Checks of the sampling parameters of chats.
+"""Check the sampling parameters of chats.
 
-Servers parse the sampling parameters of a chat in other code than those of a completion. Each token
-of a chat serves as one sample.
+Servers parse the sampling parameters of chats and of completions with different code. Each token of
+a chat serves as one sample.
 """
 
 import functools
@@ -31,19 +31,20 @@ _BATCH = 12
 MOST_CHATS = 480
 #: Number of concurrent chats.
 _CONCURRENCY = 8
-#: Factors of a temperature that is off by half.
+#: The factors of a temperature that is half too high or too low.
 _OFF = (1.5, 1 / 1.5)
-#: The log-likelihood ratio above which a parameter counts as disobeyed: the probability of a false
-#: alarm is 1 in 20,000.
+#: If the log-likelihood ratio is above this value, the parameter counts as disobeyed. The
+#: probability of a false alarm is 1 in 20,000.
 _WRONG = expected_samples.WRONG + math.log(10.0)
-#: The values from which each run draws one. At low temperatures, harmony's format stays intact.
+#: The values from which each run draws one. Temperatures are low, so that harmony's format stays
+#: intact.
 _VALUES: dict[str, tuple[float, ...]] = {
     "temperature": (0.6, 0.62, 0.65, 0.67, 0.7),
     "top_p": (0.4, 0.45, 0.5, 0.55, 0.6),
     "top_k": (1, 2),
     "min_p": (0.3, 0.4, 0.5, 0.6),
 }
-#: Minimum probability of the kept tokens, so that its logarithm is finite.
+#: The minimum probability of the kept tokens, so that the logarithm of it is finite.
 _LEAST_REST = 0.01
 
 Parameter = Cut | Literal["temperature"]
@@ -59,7 +60,7 @@ class ChatToken(NamedTuple):
 
 @dataclass
 class ChatSamples:
-    """Sampled chats of one server.
+    """Samples chats of one server, and checks them.
 
     Args:
         api: The API of the server.
@@ -75,17 +76,18 @@ class ChatSamples:
         return together(lambda text: self._ask(text, {}), TEXTS, at_once=_CONCURRENCY)
 
     def obey(self, name: Parameter) -> None:
-        """Require that sampled chats obey a parameter, at a value that the run draws.
+        """Require that sampled chats obey a parameter, with a value that the run draws.
 
-        The alternative hypotheses are: a temperature that is half too high or too low; and no
-        truncation at all. The chosen text is the one whose greedy chat best distinguishes them.
+        For a temperature, the alternative hypotheses are a temperature that is half too high and
+        one that is half too low. For a truncation, the alternative is no truncation. The text is
+        the one whose greedy chat best distinguishes the hypotheses.
 
         Args:
             name: The parameter.
 
         Raises:
             Unmet: An alternative is significantly likelier, or a removed token was drawn.
-            NotRun: `MOST_CHATS` chats do not suffice, or the engine lacks the parameter.
+            NotRun: `MOST_CHATS` chats are not sufficient, or the engine lacks the parameter.
         """
         if name in ("top_k", "min_p"):
             self.api.capabilities.require(name)
@@ -134,7 +136,8 @@ class ChatSamples:
         require(not bare, "alternatives listed with each token of a chat", f"{bare} have none")
         places = []
         for position in positions:
-            # The drawn token is always listed, perhaps in place of the last of the likeliest.
+            # The drawn token is always listed, perhaps in place of the last one of the likeliest
+            # tokens.
             top = nlargest(_LISTED - 1, position.top.items(), itemgetter(1))
             places.append(ChatToken(position.token, dict(top)))
         return places

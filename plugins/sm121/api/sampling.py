@@ -1,4 +1,4 @@
-"""The effect of sampling parameters (temperature, seed, logit_bias), and of their defaults.
+"""Check the effects of sampling parameters (temperature, seed, logit_bias), and their defaults.
 
 vLLM documents that the defaults come from the checkpoint's generation_config.json, or else from
 OpenAI's API.
@@ -22,16 +22,16 @@ from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
 Form = Literal["streamed completion", "streamed chat", "response"]
-#: Maximum number of requests of each form.
+#: The maximum number of requests of each form.
 _TIMES = 8
-#: Texts with many plausible continuations: for completions, and for chats.
+#: Texts with many plausible continuations. The first is for completions, the second for chats.
 _OPEN = "The capital"
 _OPEN_CHAT = "1, 2, 3, 4, 5,"
 #: Maximum number of tokens of an answer.
 _LIMIT = 20
 #: The seed of repeated requests.
 _SEED = 1234
-#: OpenAI's defaults, which have no effect on the distribution.
+#: OpenAI's defaults, which do not change the distribution.
 NEUTRAL: Json = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -48,11 +48,12 @@ _HOT: Json = {"temperature": 2.0}
 
 
 def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
-    """Require that the same seed gives the same tokens in one of several attempts.
+    """Require that the same seed gives the same tokens in at least one of several attempts.
 
     Args:
         sdk: The client of the server.
-        attempts: The number of attempts; more than one, since kernels may round in several ways.
+        attempts: The number of attempts. Several are needed, because kernels may round in several
+            ways.
 
     Raises:
         Unmet: All attempts differ from the first answer.
@@ -68,9 +69,9 @@ def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
 
 
 def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts: int) -> None:
-    """Require different texts for different seeds at temperature 2, and equal ones for one seed.
+    """At temperature 2, require different texts for different seeds, and equal texts for one seed.
 
-    Only the longest text is requested again: at this temperature, many answers violate harmony's
+    Only the longest text is requested again. At this temperature, many answers violate harmony's
     format and have no text, and two empty texts are always equal.
 
     Args:
@@ -79,7 +80,7 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts
         attempts: The number of attempts to repeat a text.
 
     Raises:
-        Unmet: Six seeds give one text, or all attempts differ from the first answer.
+        Unmet: Six seeds give the same text, or all attempts differ from the first answer.
     """
 
     def sample_text(seed: int) -> str:
@@ -100,15 +101,15 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts
 def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
     """Require different answers at temperature 1, and mostly equal ones at temperature 0.
 
-    A tiny top_p must also give mostly equal answers. "Mostly", since kernels may round in several
-    ways and tokens may be equally likely.
+    A tiny top_p must also give mostly equal answers. Not all answers must be equal, because kernels
+    may round in several ways, and tokens may be equally likely.
 
     Args:
         api: The API of the server.
         form: The form of the request.
 
     Raises:
-        Unmet: Answers that should be equal differ, or the other way round.
+        Unmet: Answers that should be equal differ, or answers that should differ are equal.
     """
 
     def ask(options: Json) -> str:
@@ -129,10 +130,11 @@ def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
 
 
 def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str]) -> Counter[str]:
-    """Collect texts until a condition on them holds, at most `_TIMES`.
+    """Collect texts until a condition on them is true, but at most `_TIMES` texts.
 
     Args:
-        decided: Returns whether the condition holds. Once it holds, more texts do not change that.
+        decided: Returns whether the condition is true. Once it is true, more texts do not change
+            it.
         ask: Requests one text.
 
     Returns:
@@ -147,12 +149,12 @@ def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str
 
 
 def mostly_alike(texts: Counter[str]) -> bool:
-    """Return whether half of `_TIMES` texts are the same."""
+    """Return whether at least half of `_TIMES` texts are the same."""
     return 2 * max(texts.values()) >= _TIMES
 
 
 def differing(texts: Counter[str]) -> bool:
-    """Return whether there are two different texts."""
+    """Return whether there are at least two different texts."""
     return len(texts) > 1
 
 
@@ -160,7 +162,7 @@ def reasoning_and_content(message: Json) -> str:
     """Return the reasoning and content of a message.
 
     Args:
-        message: The message. Its field for reasoning has one of two names; vLLM 0.14 sends both.
+        message: The message. The field for reasoning has one of two names (vLLM 0.14 sends both).
     """
     reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
     return f"{reasoning}{message.get('content') or ''}"
@@ -193,7 +195,7 @@ def logit_bias_is_obeyed(api: Api) -> None:
 
 
 def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
-    """Require the known answer to each prompt: twice in single requests, and in one batch request.
+    """Require the known answer to each prompt, in two single requests and in one batch request.
 
     Args:
         api: The API of the server.
@@ -221,7 +223,8 @@ def _require_repeated(
 ) -> None:
     """Require that one of several attempts repeats the first answer."""
     second = first_that((sample() for _ in range(attempts)), lambda answer: answer == first)
-    # The message omits the answers: they differ in each run, and --against compares the message.
+    # The message does not contain the answers, because they differ in each run, and --against
+    # compares messages.
     require(first == second, f"the same {quantity} with the same seed", f"others, {attempts} times")
 
 
@@ -233,8 +236,8 @@ def documented_defaults(api: Api, server: Server) -> list[Json]:
         server: The server.
 
     Returns:
-        The possible defaults: the checkpoint's defaults; for an attached server, also `NEUTRAL`,
-        since it may have been started without them.
+        The possible defaults. They are those of the checkpoint and, for an attached server, also
+        `NEUTRAL`, because it may have been started without the checkpoint's defaults.
 
     Raises:
         NotRun: The engine documents no defaults, the server was started with other defaults, or the
@@ -270,14 +273,14 @@ def _checkpoint_defaults(file: Path) -> Json:
 
 
 def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
-    """Require that sending the defaults explicitly gives the same answers as not sending them.
+    """Require the same answers to requests with the explicit defaults and without them.
 
-    With the same seed, each text must get the same answer in both cases; also if a high temperature
-    is sent in both cases. Without a seed, answers must differ.
+    With the same seed, each text must get the same answer in both cases, also if both requests
+    contain a high temperature. Without a seed, answers must differ.
 
     Args:
         api: The API of the server.
-        candidates: The possible defaults, one of which must hold.
+        candidates: The possible defaults, one of which must be right.
         attempts: The number of attempts to get the same answer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Validation of answers against the published schema.
+"""Validate answers against the published schema.
 
 The schema consists of the ``openai`` package's models, applied in pydantic's strict mode. The
 package itself constructs its models without validation, so it accepts nearly any answer.
@@ -24,9 +24,9 @@ Kind = Literal[
     "error",
 ]
 
-#: Tolerated errors, as pydantic's error type and the end of the location. Releases of engines that
-#: are still in use are older than the requirement of the field: openai 1.99 to 2.8 do not have it,
-#: and vLLM 0.24 does not send it.
+#: Tolerated errors, given by pydantic's error type and the end of the location. The field became
+#: required later than some releases that are still in use: openai 1.99 to 2.8 do not have it, and
+#: vLLM 0.24 does not send it.
 _REQUIRED_LATER = (("missing", ("usage", "input_tokens_details", "cache_write_tokens")),)
 #: Maximum number of violations that are returned for one answer.
 _MOST = 4
@@ -39,7 +39,7 @@ class _Open(BaseModel):
 
 
 class _Error(_Open):
-    """The error object. ``code`` is published as a string or null; servers send the status."""
+    """The error object. The published ``code`` is a string or null, but servers send the status."""
 
     message: str = Field(min_length=1)
     type: str = Field(min_length=1)
@@ -49,11 +49,11 @@ class _Error(_Open):
 
 @functools.cache
 def _types() -> dict[Kind, Any]:
-    from openai import types  # The import takes half a second, so it is done on first use.
+    from openai import types  # imported here, because it takes half a second
     from openai.types import chat, responses
 
     class Choice(types.CompletionChoice):
-        """A choice of a chunk: its finish_reason is null until the end, unlike in `openai`."""
+        """A choice of a chunk. Unlike in `openai`, the finish_reason is null until the end."""
 
         finish_reason: Literal["stop", "length", "content_filter"] | None  # type: ignore[assignment]
 
@@ -86,15 +86,15 @@ def violations(kind: Kind, content: Any) -> list[str]:
     """
     adapter = _adapter(kind)
     if kind == "response event" and isinstance(content, dict):
-        # Only validate against the type of this event: a union of forty types would report the
-        # errors of all forty.
+        # Validate only against the type of this event, because a union of forty types would report
+        # the errors of all forty.
         event = str(content.get("type"))
         if event not in _event_adapters():
             return [f"no published kind of event is {event[:_QUOTED]!r}"]
         adapter = _event_adapters()[event]
     try:
-        # Validate JSON text: pydantic's strict mode rejects Python values that JSON cannot
-        # distinguish.
+        # Validate the JSON text, because pydantic's strict mode rejects Python values that JSON
+        # cannot distinguish.
         adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         lines = []

@@ -20,7 +20,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Sdk:
-    """A client of one server. Requests are greedy unless the options contain a temperature."""
+    """A client of one server. Sampling is greedy, unless the options contain a temperature."""
 
     client: "openai.OpenAI"
     #: The served name.
@@ -89,7 +89,7 @@ class Sdk:
         require_none(facts)
 
     def finds_text_and_usage(self, correctness: level_settings.Correctness) -> None:
-        """Require that text and usage of a chat and a completion are in the package's attributes.
+        """Require that the package's attributes have the text and usage of a chat and a completion.
 
         Args:
             correctness: The question of its first chat is sent.
@@ -107,11 +107,11 @@ class Sdk:
         require(complete, "text", text)
 
     def answer_lengths_fit(self, profile: Profile, remark: Callable[[str], object]) -> None:
-        """Require answers of a plausible mean length to ``fixtures/answers/questions.toml``.
+        """Require a plausible mean length of the answers to ``fixtures/answers/questions.toml``.
 
         Args:
             profile: ``correctness.mean_answer_tokens`` has the range of the mean.
-            remark: Receives the mean.
+            remark: Called with a text with the mean.
 
         Raises:
             Unmet: An answer does not end by itself or has no usage, or the mean is out of range.
@@ -137,10 +137,10 @@ class Sdk:
 
 
 def first_that(answers: Iterable[_Answer], holds: Callable[[_Answer], bool]) -> _Answer:
-    """Return the first answer for which a condition holds; if there is none, the last answer.
+    """Return the first answer for which a condition is true, or else the last answer.
 
     Args:
-        answers: The answers; with a generator, no more are requested than needed.
+        answers: The answers. If this is a generator, no more answers are requested than needed.
         holds: The condition.
     """
     for answer in answers:

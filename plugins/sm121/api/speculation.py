@@ -1,11 +1,12 @@
-"""Checks of speculative decoding.
+"""Check speculative decoding.
 
-Speculative decoding must only change the speed (Leviathan et al. 2023; Chen et al. 2023): the
-tokens, log-probabilities and distribution equal the target model's, an answer ends where it would
-end without drafts, and the counters of drafted and accepted tokens are correct.
+Speculative decoding must change only the speed (Leviathan et al. 2023; Chen et al. 2023). The
+tokens, log-probabilities and distribution must equal those of the target model. An answer must end
+where it would end without drafts. The counters of drafted and accepted tokens must be correct.
 
-Each check compares the server with itself: generated tokens with the server's own prefill of the
-same text, which is never drafted, and samples with the probabilities that the server reports.
+Each check compares the server with itself. Generated tokens are compared with the server's own
+prefill of the same text, which does not use drafts. Samples are compared with the probabilities
+that the server reports.
 """
 
 import functools
@@ -37,24 +38,25 @@ _EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
 #: Numbers of tokens of a short and of a long continuation of `_EVEN`.
 _SHORT = 64
 _LONG = 256
-#: Number of concurrent continuations of `_EVEN`. From three on, a drafter may get wrong inputs.
+#: The number of concurrent continuations of `_EVEN`. With three or more, a drafter may get wrong
+#: inputs.
 _AT_ONCE = 8
 #: Number of tokens of each greedy answer that are compared with a prefill.
 _JUDGED_TOKENS = 200
-#: Number of tokens of the greedy answer that a regex repeats, and the text that the regex requires
-#: after them.
+#: The number of tokens of the greedy answer that a regex repeats, and the text that the regex then
+#: requires.
 _FORMED = 8
 _ELSEWHERE = " Paris."
-#: Number of positions in an answer at which an end is tested.
+#: The number of positions in an answer at which the check tests an end.
 _ENDS = 10
 #: Length of a stop string, and the positions in the text at which it begins.
 _STOP_LENGTH = 3
 _STOP_STARTS = range(1, 9)
-#: Minimum number of drafted tokens for comparing acceptance rates.
+#: Acceptance rates are compared only if there are at least this many drafted tokens.
 _FEW = 16
-#: Number of standard deviations by which an acceptance rate may fall.
+#: An acceptance rate may fall by this many standard deviations.
 _DEVIATIONS = 5
-#: Parts of the names of methods that draft only if the text contains a match.
+#: Parts of the names of methods that draft only if they find a match in the text.
 _LOOKUPS = ("ngram", "suffix", "lookup")
 #: The timeout of a request in seconds.
 _TIMEOUT_S = 240.0
@@ -81,14 +83,14 @@ class _Drafts:
 
 @dataclass
 class Speculation:
-    """Checks of one server that speculates.
+    """Checks of one server with speculative decoding.
 
-    The greedy answers are requested once and shared by the checks.
+    The greedy answers are requested once, and all checks use them.
     """
 
     server: Server
     asker: Asker
-    #: Prompts with their numbers of tokens to generate.
+    #: The prompts, each with the number of tokens to generate.
     prompts: PromptSet
     #: The tolerance between two of the server's answers.
     bound: AgreementBound
@@ -160,13 +162,13 @@ class Speculation:
     def samples_follow_the_target(self) -> str:
         """Require that samples follow the reported probabilities where tokens may be drafted.
 
-        For each of the likeliest tokens, the number of draws is compared with the sum of its
-        probabilities, over all positions and per prefix, also with another temperature and with
-        top_p. Freedman's inequality bounds the difference for a correct server. All comparisons of
-        a run share one probability of a false alarm.
+        For each of the likeliest tokens, the number of draws is compared with the sum of the
+        token's probabilities, over all positions and per prefix. This is repeated with another
+        temperature and with top_p. Freedman's inequality bounds the difference for a correct
+        server. All comparisons of a run share one probability of a false alarm.
 
         Returns:
-            The number of comparisons, in words.
+            A text with the number of comparisons.
 
         Raises:
             Unmet: A token was drawn too often or too seldom, or was excluded by top_p.
@@ -184,7 +186,7 @@ class Speculation:
     def ends_anywhere(self) -> None:
         """Require that answers end exactly at max_tokens, a stop token or a stop string.
 
-        The end may fall between two tokens that were accepted together.
+        Such an end may be between two tokens that were accepted together.
 
         Raises:
             Unmet: An answer ends elsewhere, or its usage differs.
@@ -223,10 +225,11 @@ class Speculation:
             require(counted == len(expected), f"usage of {len(expected)}", counted)
 
     def forms_are_kept(self) -> None:
-        """Require texts that match a regex, which departs from the greedy answer at some character.
+        """Require texts that match a regex, even if drafts follow the greedy answer instead.
 
-        Every character of the greedy answer's beginning is tried. Drafts of the greedy answer must
-        be accepted up to that character, and not beyond.
+        The regex differs from the greedy answer from some character on. Each character of the
+        answer's beginning is tried. Drafts of the greedy answer must be accepted up to that
+        character, and not beyond.
 
         Raises:
             Unmet: The text does not match the regex.
@@ -269,11 +272,12 @@ class Speculation:
         return drafted
 
     def _require_counted_tokens(self, drafts: _Drafts, length: int) -> None:
-        """Require that steps with drafts of at most `length` tokens make the generated tokens.
+        """Require a number of generated tokens that fits steps with at most `length` draft tokens.
 
         A step generates one token and the accepted draft tokens. The first token of an answer comes
-        from the prefill, and tokens that the last step accepts beyond the limit are discarded. A
-        method that looks drafts up also has steps without a draft, which are not counted.
+        from the prefill. Tokens that the last step accepts beyond the limit are discarded. With a
+        method that looks drafts up in the text, there are also steps without a draft, which are not
+        counted.
         """
         drafted = drafts.counted
         made = drafted.accepted + drafted.drafts
@@ -293,7 +297,7 @@ class Speculation:
         """The counters of drafts for the prompts.
 
         Raises:
-            NotRun: The server has no such counters, or drafts nothing for these prompts.
+            NotRun: The server has no such counters, or did not draft any tokens for these prompts.
         """
         return self._texts.counted
 
@@ -322,9 +326,9 @@ class Speculation:
 
     @functools.cached_property
     def _judged(self) -> dict[str, list[_JudgedToken]]:
-        """The tokens of the greedy answer to each prompt, by the prompt's name.
+        """The tokens of the greedy answer to each prompt; the keys are the prompts' names.
 
-        The answers are long, since a fault may change only one of 200 tokens.
+        The answers are long, because a fault may change only one of 200 tokens.
         """
         self.capabilities.require("prompt_logprobs")
         judged = {}
@@ -396,8 +400,8 @@ class Speculation:
 def _require_accepted(place: str, early: counters.Drafted, later: counters.Drafted) -> None:
     """Require that the acceptance rate has not fallen since an earlier measurement.
 
-    It may fall to half, or by the noise of both rates if that is more. Nothing is compared if
-    either measurement has few drafted tokens.
+    The rate may fall to half, or by the noise of both rates if that is more. If either measurement
+    has few drafted tokens, nothing is compared.
     """
     if min(early.tokens, later.tokens) < _FEW:
         return

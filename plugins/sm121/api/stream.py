@@ -1,4 +1,4 @@
-"""Streams of server-sent events: validating them, and joining their chunks to an answer."""
+"""Validate streams of server-sent events, and join their chunks to an answer."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ class Stream:
     """The body of a streamed answer."""
 
     content_type: str
-    #: The data of each event, in order.
+    #: The data of the events, in their order.
     events: tuple[str, ...]
     #: The events that are JSON objects.
     chunks: tuple[Json, ...]
@@ -37,10 +37,11 @@ def parse_stream(content_type: str, content: bytes) -> Stream:
         content: The body.
 
     Returns:
-        Its events and chunks. Violations of the format are in `Stream.malformed`.
+        The events and chunks. Violations of the format are in `Stream.malformed`.
     """
     parser = EventParser()
-    # Clients drop a last event that no empty line follows; here, it is parsed anyway.
+    # Clients drop a last event that is not followed by an empty line. It is parsed here
+    # nevertheless.
     blocks = [*parser.feed(content), *parser.feed(b"\n\n")]
     events = tuple(data.decode("utf-8", "replace") for data in blocks)
     malformed = [
@@ -72,8 +73,8 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
         usage: Whether the request contained ``include_usage``.
 
     Returns:
-        One line per violation; empty if the stream is as published. Errors between chunks are only
-        checked if each chunk is valid.
+        One line for each violation; empty if the stream is as published. Relations between chunks
+        are checked only if each chunk is valid.
     """
     errors = _form_errors(stream)
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
@@ -106,7 +107,7 @@ def _form_errors(stream: Stream) -> list[str]:
 
 
 def _identity_errors(stream: Stream) -> list[str]:
-    """Require one id, model and object in all chunks."""
+    """Require that all chunks have the same id, model and object."""
     errors = []
     for key in ("id", "model", "object"):
         values = {str(chunk.get(key)) for chunk in stream.chunks}
@@ -118,7 +119,7 @@ def _identity_errors(stream: Stream) -> list[str]:
 
 
 def _choice_errors(stream: Stream, kind: schema.Kind) -> list[str]:
-    """Require that each choice begins with its role, ends once, and does not continue then."""
+    """Require that each choice begins with its role, ends once, and then does not continue."""
     errors = []
     finished: Counter[int] = Counter()
     begun: set[int] = set()
@@ -196,7 +197,7 @@ def message_of(stream: Stream, reasoning_field: str | None) -> Json:
 
     Args:
         stream: A valid stream of chat completion chunks with one choice.
-        reasoning_field: The engine's field of reasoning; None if it has none.
+        reasoning_field: The engine's field for reasoning; None if it has none.
 
     Returns:
         ``role``, ``content``, ``reasoning``, ``finish_reason`` and ``tool_calls``; a call has
@@ -230,8 +231,8 @@ def response_violations(stream: Stream, unpublished: Collection[str]) -> list[st
         unpublished: Unpublished types of events that this engine is known to send.
 
     Returns:
-        One line per violation; empty if the events are as published. Errors between events are only
-        checked if each event is valid.
+        One line for each violation; empty if the events are as published. Relations between events
+        are checked only if each event is valid.
     """
     errors = _form_errors(stream)
     for event in stream.chunks:
@@ -257,7 +258,7 @@ def response_violations(stream: Stream, unpublished: Collection[str]) -> list[st
 
 
 def _item_errors(stream: Stream) -> list[str]:
-    """Require that each event of an item is between its ``added`` and its ``done``."""
+    """Require that each event of an item is between the item's ``added`` and ``done`` events."""
     errors = []
     open_items: set[int] = set()
     for event in stream.chunks:
@@ -281,7 +282,7 @@ def response_deltas(stream: Stream, kind: str) -> str | None:
         kind: ``output_text`` or ``reasoning_text``.
 
     Returns:
-        The text; None if no delta of this kind came.
+        The text; None if there is no delta of this kind.
     """
     name = f"response.{kind}.delta"
     deltas = [event["delta"] for event in stream.chunks if event["type"] == name]

@@ -1,4 +1,4 @@
-"""Comparisons of a streamed answer with the answer to the same request without streaming."""
+"""Compare streamed answers with the answers to the same requests without streaming."""
 
 import json
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from sm121.api.tools import tools
 from sm121.core import level_settings, verdict
 from sm121.core.unmet import require
 
-#: Characters of two to four bytes in UTF-8; some are combined, and some have two tokens.
+#: Characters of two to four bytes in UTF-8. Some are combined characters, and some have two tokens.
 BEYOND_ASCII = "Grüße, 東京 😀👩\u200d👧 e\u0301!"
 _QUESTION = "What is the capital of France?"
 #: Maximum number of tokens of an answer in JSON, including reasoning.
@@ -48,7 +48,7 @@ def deltas_add_up(api: Api, correctness: level_settings.Correctness, *, with_too
     errors = invariants.of_tool_calls(calls, options)
     require(not errors, "well-formed calls", errors)
     for call in message["tool_calls"]:
-        del call["id"]  # The id differs in each answer.
+        del call["id"]  # the id differs in each answer
     expected = _joined(whole["choices"][0], reasoning_field)
     require(message == expected, expected, f"{message} in the stream")
     if api.capabilities.can("stream_usage"):
@@ -95,7 +95,7 @@ def keeps_every_character(api: Api, kind: str, attempts: int) -> None:
 
 
 def _completions(api: Api) -> _Texts:
-    """Send a completion that may only consist of tokens of `BEYOND_ASCII`."""
+    """Send a completion that may consist only of tokens of `BEYOND_ASCII`."""
     ids = api.ids("".join(sign for sign in BEYOND_ASCII if not sign.isascii()))
     options: Json = {
         "allowed_token_ids": sorted(set(ids)),
@@ -132,10 +132,10 @@ def is_as_published(api: Api, listed: int | None) -> None:
 
     Args:
         api: The API of the server.
-        listed: The number of log-probabilities at each position; None requests none.
+        listed: The number of log-probabilities at each position; None to request none.
 
     Raises:
-        Unmet: A stream is not as published, or the chat has another finish_reason than length.
+        Unmet: A stream is not as published, or the finish_reason of the chat is not length.
     """
     options: Json = {"logprobs": listed} if listed else {}
     chunks = api.stream_completion(PROMPT, max_tokens=6, **options)
@@ -154,7 +154,7 @@ def refuses_with_a_status(api: Api) -> None:
         api: The API of the server.
 
     Raises:
-        Unmet: The answer differs.
+        Unmet: The server sends another answer.
     """
     api.capabilities.require("default_length")
     body = {"model": api.model, "prompt": PROMPT, "max_tokens": -1, "stream": True}

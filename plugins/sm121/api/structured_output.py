@@ -1,4 +1,4 @@
-"""Structured output: each sample matches its schema, regex or choices.
+"""Check structured output: each sample must match its schema, regex or choices.
 
 The questions are chosen so that the model would prefer an answer that does not match.
 """
@@ -18,16 +18,17 @@ from sm121.core.unmet import require, require_each
 
 #: Number of samples of each form.
 _SAMPLES = 4
-#: The temperature of chats. The schema only applies to the final message: at temperature 1.0, a
-#: small model may end before it, in a tool call or with another token that ends the text.
+#: The temperature of chats. The schema applies only to the final message. At temperature 1.0, a
+#: small model may not reach the final message, because it may end in a tool call or with another
+#: token that ends the text.
 _TEMPERATURE = 0.3
 
 
 def keeps_json_schema(api: Api, correctness: Correctness) -> None:
     """Require that sampled chats with a JSON schema or JSON object have valid final messages.
 
-    The response formats with a bias in ``fixtures/api/response_formats.json`` are sent as greedy
-    completions. The bias causes a violation of any limit that the engine does not enforce.
+    Response formats in ``fixtures/api/response_formats.json`` that have a bias are sent as greedy
+    completions. If the engine does not enforce a limit of the schema, the bias causes a violation.
 
     Args:
         api: The API of the server.
@@ -65,7 +66,7 @@ def keeps_json_schema(api: Api, correctness: Correctness) -> None:
 
 
 def _require_valid(form: Json, content: str | None) -> None:
-    """Require JSON that matches the schema of a response format; without a schema, an object."""
+    """Require JSON that matches the schema of a response format, or any object if it has none."""
     require(content is not None, "a final message in each answer", "none")
     schema = form.get("json_schema", {}).get("schema", {"type": "object"})
     try:
@@ -75,7 +76,7 @@ def _require_valid(form: Json, content: str | None) -> None:
 
 
 def _complete_biased(api: Api, form: Json, ids: Mapping[str, int]) -> str:
-    """Return a completion in a response format with a bias; a penalty prevents endless spaces."""
+    """Return a completion in a response format with a bias. A penalty prevents endless spaces."""
     bias = {str(ids[sign]): value for sign, value in form["bias"].items()}
     form = {name: value for name, value in form.items() if name != "bias"}
     options: Json = {"logit_bias": bias, "frequency_penalty": 1.0, "max_tokens": 48}
@@ -91,7 +92,7 @@ def keeps_choice_in_a_chat(api: Api, judge: cases.Judge, correctness: Correctnes
         correctness: The question of its first chat is sent.
 
     Raises:
-        Unmet: The message is neither of the choices.
+        Unmet: The message is not one of the choices.
         NotRun: The engine does not support choices.
     """
     choices = ["Paris", "Rome"]
@@ -115,11 +116,11 @@ def keeps(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) ->
 
     Raises:
         Unmet: A text does not match.
-        NotRun: The engine does not support it.
+        NotRun: The engine does not support this kind of structured output.
     """
     body = api.capabilities.structured(kind, value)
     answers = together(
-        # With a seed, so that the same samples fail in each run.
+        # Use seeds, so that the same samples fail in each run.
         lambda seed: api.complete(sdk.PROMPT, max_tokens=32, temperature=1.0, seed=seed, **body),
         range(_SAMPLES),
     )

@@ -1,4 +1,4 @@
-"""Tool calls: the right tool with the right arguments, and answers to the results of calls."""
+"""Check tool calls: the tool, its arguments, and the answers to the results of calls."""
 
 import copy
 import functools
@@ -15,7 +15,7 @@ from sm121.core.level_settings import Correctness, ToolCall
 from sm121.core.unmet import require, require_each
 from sm121.core.verdict import Inapplicable, NotRun
 
-#: Refusals of servers that were started without a parser of tool calls.
+#: A pattern for refusals by servers that were started without a parser of tool calls.
 _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
 #: The fields of a call that a client sends back.
 _SENT_BACK = ("id", "type", "function")
@@ -29,11 +29,12 @@ def tools(count: int = 2) -> list[Json]:
 
 
 def called_every_time(api: Api, correctness: Correctness) -> None:
-    """Require exactly one, correct call in each of several answers to the profile's questions.
+    """Require exactly one call, which is correct, in each answer to the profile's prompts.
 
     Args:
         api: The API of the server.
-        correctness: ``tool_calls`` has the questions; each is sent ``repeats`` times.
+        correctness: The profile's table. ``tool_calls`` has the prompts, each of which is sent
+            ``repeats`` times.
 
     Raises:
         Unmet: A call is missing or wrong, or the content contains parts of it.
@@ -59,14 +60,14 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
 
 
 def named(api: Api, correctness: Correctness) -> None:
-    """Require that ``tool_choice`` with a name calls that tool, with arguments of its schema.
+    """Require that ``tool_choice`` with a name leads to a valid call of that tool.
 
     Args:
         api: The API of the server.
         correctness: The question of its first chat is sent.
 
     Raises:
-        Unmet: No call, another call, or arguments that do not match the schema.
+        Unmet: There is no call or a call of another tool, or the arguments do not match the schema.
         NotRun: The server has no parser of tool calls.
     """
     name = tools()[0]["function"]["name"]
@@ -81,9 +82,9 @@ def named(api: Api, correctness: Correctness) -> None:
 def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
     """Request a call of a tool with an unusual name, and send the call's result.
 
-    The name contains a character other than letters and ``_``. The call must have the offered name,
-    and the server must accept a conversation that contains the call. ``tool_choice`` names the
-    tool, so that the model must call it.
+    The name contains a character other than letters and ``_``. The request's ``tool_choice``
+    requires a call of this tool. The call must have the offered name, and the server must accept a
+    conversation that contains the call.
 
     Args:
         api: The API of the server.
@@ -93,7 +94,7 @@ def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
 
     Raises:
         Inapplicable: The server refuses a name with a dot.
-        Unmet: No call, a call with another name, or the server refuses the name.
+        Unmet: There is no call or a call with another name, or the server refuses the name.
     """
     case = correctness.tool_calls[0]
     renamed = [copy.deepcopy(tools(1)[0])]
@@ -115,14 +116,14 @@ def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
 
 
 def required(api: Api, correctness: Correctness) -> None:
-    """Require that ``tool_choice: required`` calls a tool, with arguments of its schema.
+    """Require that ``tool_choice: required`` leads to a valid tool call.
 
     Args:
         api: The API of the server.
         correctness: The question of its first chat is sent.
 
     Raises:
-        Unmet: No call, or arguments that do not match the schema.
+        Unmet: There is no call, or the arguments do not match the schema.
         NotRun: The server has no parser of tool calls.
     """
     choice = _ask(api, correctness, correctness.chats[0].question, tool_choice="required")
@@ -132,7 +133,7 @@ def required(api: Api, correctness: Correctness) -> None:
 
 
 def forbidden(api: Api, correctness: Correctness) -> None:
-    """Require that ``tool_choice: none`` calls no tool.
+    """Require that the answer has no tool call with ``tool_choice: none``.
 
     Args:
         api: The API of the server.
@@ -146,7 +147,7 @@ def forbidden(api: Api, correctness: Correctness) -> None:
 
 
 def called_in_parallel(api: Api, correctness: Correctness) -> None:
-    """Require one call per part of a question with several parts.
+    """Require one call for each part of a question that has several parts.
 
     Args:
         api: The API of the server.
@@ -169,7 +170,7 @@ def results_are_answered(api: Api, correctness: Correctness) -> None:
         correctness: ``tool_calls`` has the questions, results and expected answers.
 
     Raises:
-        Unmet: No call, or an answer without the expected text.
+        Unmet: There is no call, or the answer lacks the expected text.
         NotRun: The server has no parser of tool calls.
     """
 
@@ -265,8 +266,8 @@ def no_call(api: Api, choice: Json) -> str:
         choice: The choice, with ``token_ids`` if the engine sends them.
 
     Returns:
-        A text: whether the model called no tool or the server did not parse the call; the choice;
-        and how to start the engine with a parser.
+        A text that states whether the model did not call a tool or the server did not parse the
+        call. It also contains the choice, and how to start the engine with a parser.
     """
     ids = choice.get("token_ids")
     if ids and ids[-1] == harmony.CALL:
@@ -299,14 +300,14 @@ def _require_fitting(calls: list[Json]) -> None:
 
 
 def misfit(function: Json, functions: list[Json]) -> str | None:
-    """Validate the arguments of a call by the schema of its tool.
+    """Validate the arguments of a call against the schema of its tool.
 
     Args:
         function: The ``function`` of the call.
         functions: The offered tools.
 
     Returns:
-        The arguments and the violation; None if they are valid.
+        The arguments and the violation, as text; None if the arguments are valid.
     """
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in functions}
     arguments = function["arguments"]
