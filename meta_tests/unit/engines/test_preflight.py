@@ -113,6 +113,14 @@ _TWO_CACHES = ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0", "
             id="FLASHINFER by a key behind the short name of the option",
         ),
         pytest.param(
+            (("--kv-cache-dtype", "fp8", "--kv-cache-dtype", "auto"), {}),
+            {"flashinfer": "0.7.2"},
+            None,
+            ("sink_module_shared_cache",),
+            None,
+            id="the last value of a repeated option counts",
+        ),
+        pytest.param(
             ((*_TWO_CACHES, "--attention-backend", "auto"), {}),
             {"flashinfer": "0.7.2"},
             ("sink_module_two_caches",),

@@ -137,6 +137,10 @@ def test_numbers_go_on_from_the_older_file_and_the_reports(tmp_path):
         (["--every=1m", "--base-url=http://127.0.0.1:1", "--api-key-file=no"], "a file with the k"),
         (["--every=1m", "--base-url"], "argument --base-url: expected one argument"),
         (["--every"], "argument --every: expected one argument"),
+        (
+            ["--every", "10m", "--base-url", "http://127.0.0.1:1", "-mkernel"],
+            "--every and -m: expected one of them",
+        ),
     ],
     ids=["no server", "no duration", "certify", "plan", "no key", "no URL", "no value"],
 )

@@ -86,11 +86,13 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
 def one_line(arguments: Sequence[str]) -> str:
     """Return the options as one line for matching with patterns.
 
-    Each option is in it as ``--name value``. If a value is a JSON table, its entries follow as
-    ``--name.key value``, which is another form of the same option.
+    Each option is in it as ``--name value``. The last value of a repeated option counts. If a value
+    is a JSON table, its entries follow as ``--name.key value``, which is another form of the same
+    option.
     """
     words: list[str] = []
-    for option in options(arguments):
+    last = {option.name: option for option in options(arguments)}
+    for option in last.values():
         words += [option.name, *option.values]
         for key, text in _table(option).items():
             words += [f"{option.name}.{key}", text]

@@ -258,7 +258,7 @@ def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
     """
     every_s = soak.parse_duration(every, "--every")
     option = own_options.reader(words)
-    given = {word.partition("=")[0] for word in words}
+    given = {_name_of(word) for word in words}
     for name in _OWN_OPTIONS:
         if name in given:
             raise UsageError(f"--every and {name}: expected one of them")
@@ -271,6 +271,12 @@ def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
     player = _Player(_for_a_round(words), folder, endpoint, watch)
     with watch.running(), _signals(player):
         return repeat(every_s, player.play, Records(folder), say, stopped=player.stopped)
+
+
+def _name_of(word: str) -> str:
+    """Return the option's name of ``--name=value`` or ``-mvalue``; other words are unchanged."""
+    is_short = word.startswith("-") and not word.startswith("--")
+    return word[:2] if is_short else word.partition("=")[0]
 
 
 def judged(verdict: Verdict, sentence: str, taken: AcceptanceReadings) -> tuple[Verdict, str]:

@@ -1,0 +1,13 @@
+"""The page on releases of vLLM is the one of the recorded runs and of today's data files."""
+
+import json
+
+from meta_tests.folders import ROOT
+from tools import versions
+
+
+def test_the_page_has_the_known_bugs_of_today():
+    """`make versions` takes an hour; the page without new runs takes none."""
+    known = json.loads(versions.DATA.read_text("utf-8"))
+    page = (ROOT / "docs" / "tables" / "vllm-versions.md").read_text("utf-8")
+    assert page == versions.page(known)
