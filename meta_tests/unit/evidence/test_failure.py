@@ -195,7 +195,7 @@ def test_long_line_is_cut_around_what_matters() -> None:
             tuple(HARMLESS.get("request error of a live server")),
             -15,
             "engine_dead",
-            "told to stop",
+            "received a request to stop",
             None,
             id="HARMLESS.get request error of a live server, -15",
         ),
@@ -224,7 +224,7 @@ def test_lines_and_a_status_have_a_cause(lines, exit_code, kind, says, remedy) -
         (-11, "engine_dead", "SIGSEGV"),
         (139, "engine_dead", "SIGSEGV"),
         (-4, "illegal_instruction", "SIGILL"),
-        (-15, "engine_dead", "told to stop"),
+        (-15, "engine_dead", "received a request to stop"),
         (0, "engine_dead", "exited with status 0"),
         (3, "unknown", "status 3"),
         (None, "unknown", "not known"),
@@ -257,7 +257,7 @@ def test_engine_that_dies_while_serving_is_a_failure() -> None:
         ("cpu-kv-too-small", 1, "oom", "KV cache"),
         ("cpu-killed-at-start", 1, "engine_dead", "outside ended the process"),
         ("cpu-compiled-then-killed", 0, "engine_dead", "exited unexpectedly"),
-        ("cpu-stopped", 0, "engine_dead", "told to stop"),
+        ("cpu-stopped", 0, "engine_dead", "received a request to stop"),
     ],
 )
 def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, says: str) -> None:

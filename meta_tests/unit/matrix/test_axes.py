@@ -130,7 +130,7 @@ def test_options_of_a_build_apply_to_no_release():
     assert "changes nothing" in build.absent["activation", "fp6"]
     every_argument = [s.arguments for values in before.settings.values() for s in values.values()]
     assert not any("--mxfp4" in word for arguments in every_argument for word in arguments)
-    assert before.absent["dense", "fp8"].startswith("before vLLM 0.30 it is taken")
+    assert before.absent["dense", "fp8"].startswith("before vLLM 0.30 the option is accepted")
     gb10 = profile.load("sm121-gpt-oss-120b")
     for version, options in (
         ("0.14.0rc1.dev375+g8409484b4", None),
@@ -324,7 +324,7 @@ def failed(_record, _server):
 
 
 def no_client(_record, _server):
-    raise Sm121Error("the measuring client ended with 1")
+    raise Sm121Error("the process of the measuring client ended with exit status 1")
 
 
 @pytest.mark.parametrize("measure", [failed, no_client])
@@ -346,7 +346,10 @@ def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
         assert record.outcome is CellOutcome.FAIL and "5 of 5 requests" in record.reason
     else:
         assert record.outcome is CellOutcome.INVALID and record.works
-        assert record.reason == "performance: the measuring client ended with 1"
+        assert (
+            record.reason
+            == "performance: the process of the measuring client ended with exit status 1"
+        )
 
 
 def attached_run(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:
