@@ -548,7 +548,7 @@ def test_deltas_add_up_to_the_message(api, profile, with_tools):
 @contract
 @pytest.mark.parametrize("kind", ["completion", "chat", "response"])
 def test_a_stream_keeps_every_character(api, kind, attempts):
-    """A stream has every character, also if a token ends inside a character."""
+    """A stream contains every character of the text, also if a token ends inside one."""
     streaming.keeps_every_character(api, kind, attempts)
 
 

@@ -108,7 +108,7 @@ pytestmark = pytest.mark.timeout(120)
         ),
         pytest.param(
             ("--hypothesis", "x.toml"),
-            ("expected together with --ab",),
+            ("expected --ab A B as well",),
             id="hypothesis without --ab",
         ),
         pytest.param(

@@ -68,12 +68,12 @@ pytestmark = pytest.mark.timeout(120)
         ),
         pytest.param(
             ("--launcher", "nnodes"),
-            ("--launcher: expected a --profile with nodes",),
+            ("--launcher: expected a --profile for several machines (with a table [nodes])",),
             id="a launcher of one node",
         ),
         pytest.param(
             ("--profile", "cpu-tiny-gpt-oss", "--node-command", "python3"),
-            ("--node-command: expected a --profile with nodes",),
+            ("--node-command: expected a --profile for several machines (with a table [nodes])",),
             id="a node command of one node",
         ),
         pytest.param(
@@ -90,7 +90,7 @@ pytestmark = pytest.mark.timeout(120)
                 "--launcher",
                 "ray",
             ),
-            ("--launcher: an attached server is never started",),
+            ("--launcher: expected a server that the suite starts, got --base-url",),
             id="a launcher of a server that runs",
         ),
         pytest.param(
@@ -155,7 +155,7 @@ pytestmark = pytest.mark.timeout(120)
         ),
         pytest.param(
             ("--base-url", "http://127.0.0.1:9", "--engine-arg=--enforce-eager"),
-            ("--engine-arg with --base-url", "never started"),
+            ("--engine-arg with --base-url", "expected a server that the suite starts"),
             id="engine-arg of a server that runs",
         ),
         pytest.param(

@@ -354,7 +354,7 @@ def test_a_run_of_another_machine_is_one_line(stored):
 
     stored.edit("0001", of_another_machine)
     refusal = stored.run(COMPARE).refusal
-    assert "it is of another machine (cpu brand_raw 'another one', now " in refusal
+    assert "it was made on another machine (cpu brand_raw 'another one', now " in refusal
 
 
 def test_a_file_of_another_version_is_one_line(stored):
@@ -441,7 +441,9 @@ def test_a_metric_that_is_gone_fails_beside_levels_that_hold(stored):
 def test_the_suite_in_the_same_run_judges_nothing_twice(stored):
     (stored.folder / "pytest.ini").write_text("[pytest]\nsm121 = true\n")
     ended = stored.run(COMPARE)
-    assert ended.status == 4 and "it is of another machine (sm121" in ended.output, ended.output
+    assert ended.status == 4 and "it was made on another machine (sm121" in ended.output, (
+        ended.output
+    )
     assert stored.run(SAVE).status == 0
     ended = stored.run(COMPARE, level=SLOWER)
     assert ended.status == 1 and ended.row("tg32@d0").endswith("worse than 0002)"), ended.output

@@ -83,7 +83,7 @@ class Gate:
             return
         higher = self._direction(metric, minimum, maximum, better)
         if not _is_number(worse_by) or not 0.0 < worse_by < 1.0:
-            _refuse(metric, "worse_by between 0 and 1, as 0.05 for 5 %", repr(worse_by))
+            _refuse(metric, "worse_by between 0 and 1 (0.05 is 5 %)", repr(worse_by))
         shown_unit = _text_of(metric, unit)
         if samples is None and per_round is None:
             shown_unit = unit or "s"

@@ -80,7 +80,7 @@ class StoredRun:
             before = self.machine.get(name)
             now = machine.get(name)
             if before != now:
-                return f"it is of another machine ({name} {before!r}, now {now!r})"
+                return f"it was made on another machine ({name} {before!r}, now {now!r})"
         return None
 
 

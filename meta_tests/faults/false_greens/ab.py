@@ -271,7 +271,7 @@ CASES = [
         name="a fast B answers noise",
         fault=_answers(False),
         clean=_answers(True),
-        expected="which A answered correctly at its first visit",
+        expected="which A answered correctly at its first turn",
     ),
     Case(
         item="10 B that ran something else",
@@ -285,7 +285,7 @@ CASES = [
         name="B falls back at its second visit only",
         fault=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{"moe": "TRITON"}, {}]}),
         clean=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{"moe": "TRITON"}]}),
-        expected="B, visit 2",
+        expected="B, turn 2",
     ),
     Case(
         item="10 B that ran something else",

@@ -259,7 +259,7 @@ def test_a_fact_missing_in_the_list_is_requested_alone():
         return "```json\n" + text.replace('"crane"', '"kran"') + "\n```" if "{" in text else text
 
     (remark,) = reads(hasty)
-    assert remark.endswith("all needles found; crane was found only when asked separately")
+    assert remark.endswith("all needles found; crane was found only in a separate request")
 
 
 def _without(needle: str):

@@ -82,7 +82,9 @@ def test_a_wrong_exam_is_one_line(tmp_path, lines, expected):
 
 def test_known_answers_of_a_profile_are_refused_with_their_new_place(tmp_path):
     file = own_profile(tmp_path, '[[correctness.known_answers]]\nprompt = "1, 2,"\nbegins = " 3"\n')
-    with pytest.raises(UsageError, match="known_answers: expected in the exam, a line each"):
+    with pytest.raises(
+        UsageError, match="known_answers: expected in the file of the exam, one line for each"
+    ):
         profile.load(file)
 
 

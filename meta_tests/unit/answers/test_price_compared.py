@@ -117,7 +117,7 @@ def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     runs = (StoredRun("old", run_of(before), stored_metrics(before)),)
     trusted = trusted_runs.Trusted(runs, "0")
     judged = against.compare_with_trusted(run, trusted, OWN, stored_metrics(now), lambda _: True)
-    remark = "price of rounding: not measured in old, not compared"
+    remark = "cost of rounding: not compared, because old did not measure it"
     assert judged.worse == [] and judged.report.differs == [remark] * is_named
 
 

@@ -182,7 +182,8 @@ def test_unlisted_matrices_known_to_engines_give_only_a_note(tmp_path):
     found = inspection.of_folder(public.write(tmp_path))
     assert found.facts == ()
     assert found.notes[0] == (
-        "attention: the label does not except model.layers.*.self_attn.compressor.wkv bfloat16"
+        "attention: not quantised, although the declared quantisation includes them: "
+        "model.layers.*.self_attn.compressor.wkv bfloat16"
     )
 
 
@@ -191,7 +192,9 @@ def test_a_method_that_no_row_describes_is_not_judged(tmp_path):
     public.config["quantization_config"] = {"quant_method": "spqr"}
     found = inspection.of_folder(public.write(tmp_path))
     assert found.facts == ()
-    assert found.unjudged == ("the label spqr: no row of checkpoint.toml describes it",)
+    assert found.unjudged == (
+        "the declared quantisation spqr: no row of fixtures/checkpoint.toml describes it",
+    )
 
 
 def without_scales(kept: str = "no layer") -> Change:

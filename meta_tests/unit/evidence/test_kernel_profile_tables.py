@@ -93,7 +93,8 @@ def test_cut_names_are_untold_and_contradict_nothing(name):
     wrong, untold = judged(REAL, real(name), layers=36)
     assert wrong == []
     assert any(
-        re.search(r"Sm120Array.*undecided because \d+ names are cut", line) for line in untold
+        re.search(r"Sm120Array.*undecided because \d+ kernel names are truncated", line)
+        for line in untold
     )
     path = KernelPath(moe="MARLIN", attention="TRITON_ATTN")
     wrong, _ = judged(path, real(name))

@@ -324,7 +324,7 @@ def failed(_record, _server):
 
 
 def no_client(_record, _server):
-    raise Sm121Error("the process of the measuring client ended with exit status 1")
+    raise Sm121Error("timed client: exit status 1")
 
 
 @pytest.mark.parametrize("measure", [failed, no_client])
@@ -346,10 +346,7 @@ def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
         assert record.outcome is CellOutcome.FAIL and "5 of 5 requests" in record.reason
     else:
         assert record.outcome is CellOutcome.INVALID and record.works
-        assert (
-            record.reason
-            == "performance: the process of the measuring client ended with exit status 1"
-        )
+        assert record.reason == "performance: timed client: exit status 1"
 
 
 def attached_run(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:

@@ -11,13 +11,13 @@ def test_a_true_label_is_status_0(tmp_path, capsys):
     assert cli.main(["checkpoint", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}: 687 tensors in 2 files, 65.25 GB"
-    assert lines[1] == "label: mxfp4 (config.json)"
+    assert lines[1] == "declared quantisation: mxfp4 (config.json)"
     assert lines[4].split("  ")[0] == "experts"
     assert lines[4].endswith("60.99 GB        1.91 GB")
     text = "\n".join(lines)
     assert "experts: 128 a layer, of which a token uses 4" in text
     assert "36.86 kB per token" in text
-    assert lines[-1] == "the label and the tensors agree"
+    assert lines[-1] == "the declared quantisation and the tensors agree"
 
 
 def test_a_wrong_label_has_status_1_and_one_line(tmp_path, capsys):

@@ -95,7 +95,7 @@ def test_the_documents_table(files, capsys):
         "| tg32_c2 | benchy | 60.00",
         "| attention | FLASHINFER |",
         "box QUALIFIED",
-        "The runs have different clocks: in-process, llama-benchy",
+        "The runs counted tokens in different ways: in-process, llama-benchy",
     ):
         assert row in out, row
     assert "99.00" not in out, "the prefix of a depth is not the prompt at that depth"

@@ -150,7 +150,12 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
 @pytest.mark.parametrize(
     ("run_changes", "server_changes", "expected"),
     [
-        pytest.param({"trace": "off"}, {}, "says off", id="trace off, says off"),
+        pytest.param(
+            {"trace": "off"},
+            {},
+            "off in the profile or by --kernel-trace",
+            id="trace off, says off",
+        ),
         pytest.param({}, {}, "has no option --profiler-config", id="no option --profiler-config"),
     ],
 )

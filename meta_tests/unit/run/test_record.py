@@ -130,7 +130,7 @@ def test_an_earlier_report_is_kept(attached, tmp_path):
             1,
             0,
             0,
-            "waiver without a failure to waive: meta_tests/whole/scenarios/verdicts.py::test_pass",
+            "waiver that matched no failure: meta_tests/whole/scenarios/verdicts.py::test_pass",
             id="stale",
         ),
         pytest.param(

@@ -30,12 +30,12 @@ def option(**given: Any) -> Option:
         ),
         pytest.param(
             {"engine_arg": ("--enforce-eager",)}, URL,
-            "--engine-arg with --base-url: .*an attached server is never started",
+            "--engine-arg with --base-url: expected a server that the suite starts",
             id="an argument of a server that runs",
         ),
         pytest.param(
             {"server_log": "x.log"}, None,
-            "--server-log.*: these describe an attached server: give --base-url too",
+            "--server-log.* with no --base-url: expected the URL of the attached server",
             id="a log without a URL",
         ),
         pytest.param(

@@ -167,7 +167,7 @@ def test_a_file_is_not_overwritten(tmp_path, capsys):
 def test_gates_are_as_measured_less_a_tenth(draft):
     made = draft(**{"tg32@d0": 100.0, "ttft_p50": 20.0})
     rate, time = made.gates
-    assert (rate["minimum"], rate["source"]) == (90.0, f"as measured on {DATE}, less a tenth")
+    assert (rate["minimum"], rate["source"]) == (90.0, f"10 % below the value measured on {DATE}")
     assert time["at_most"] == 22.0
 
 

@@ -100,7 +100,9 @@ class Continuations:
         cached = self.asker.ask(request)
         if before is not None and not (hits() or 0) > before:
             require(
-                not is_on, "a hit of the prefix cache, which is on according to the log", "none"
+                not is_on,
+                "a prefix-cache hit, because the log shows that the prefix cache is on",
+                "none",
             )
             raise NotRun("the prefix cache had no hit: it is off, or its blocks are too large")
         self._require_equal([(prompt, cold)], "cold")
@@ -303,7 +305,7 @@ class Continuations:
             return with_subject(about, [difference])[0]
         if answer.positions is None or alone.positions is None:
             if difference is not None:
-                required = "log-probabilities, to distinguish two right choices from a wrong one,"
+                required = "log-probabilities, which show whether both tokens are equally likely,"
                 self.asker.need(None, required)
             return None
         judged = agreement.compare_runs(

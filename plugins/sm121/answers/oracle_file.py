@@ -118,8 +118,8 @@ def load(path: Path) -> OracleFile:
     file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != prompts_digest():
         raise UsageError(
-            f"{path}: made by release {file.suite} with other prompts; make it again: sm121 "
-            "golden CHECKPOINT -o FILE"
+            f"{path}: expected the prompts of this release, got those of release {file.suite}. "
+            "Make the file again: sm121 golden CHECKPOINT -o FILE"
         )
     return file
 
@@ -176,6 +176,7 @@ def refuse_other_rounding(file: OracleFile, served: Rounding) -> None:
     """
     if file.rounding != served.formats:
         raise UsageError(
-            f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}; "
-            f"make it again: sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
+            f"the file of `sm121 golden` was computed with the formats {file.rounding}, but the "
+            f"server rounds to {served.formats}; make it again: sm121 golden CHECKPOINT "
+            f"--rounding {served.formats} -o FILE"
         )

@@ -191,7 +191,7 @@ def widened(
     return LogProbabilityTolerance(
         max_abs=stated.max_abs + 2 * computed.max_abs,
         mean_abs=stated.mean_abs + 2 * computed.mean_abs,
-        source=f"{stated.source}; and twice: {computed.source}",
+        source=f"{stated.source}; plus twice this difference: {computed.source}",
     )
 
 

@@ -65,9 +65,9 @@ def refuse_rounded(file: OracleFile, origin: Path) -> None:
     """
     if not file.unrounded:
         raise UsageError(
-            f"{origin} rounds {file.rounding} and lacks the checkpoint's own mathematics "
-            "(rounding checkpoint), with which a price is compared; make it again: sm121 golden "
-            f"CHECKPOINT --rounding {file.rounding} -o FILE"
+            f"{origin} contains answers rounded to {file.rounding}, but not the unrounded answers "
+            "of the checkpoint, which are needed to measure the cost of rounding; make it again: "
+            f"sm121 golden CHECKPOINT --rounding {file.rounding} -o FILE"
         )
 
 

@@ -66,7 +66,7 @@ def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase
                 cases.append(case)
     fewest = min((case.samples for case in cases), default=sample_source.MOST + 1)
     if fewest > sample_source.MOST:
-        raise NotRun(f"no text of the suite can show a {cut} that is off by a tenth")
+        raise NotRun(f"no prompt of the suite can detect a {cut} that is wrong by 10 %")
     cases = [case for case in cases if case.samples <= max(fewest, _CHEAP)]
     drawn = random.Random(f"{seed} {cut}").choice(cases)
     nearest = min(cases, key=lambda case: abs(case.value - middle))

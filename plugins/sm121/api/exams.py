@@ -127,7 +127,7 @@ class Candidate:
                 lost.append(f"{needle.id} (depth {needle.depth:g}): {reason}")
         require(not lost, f"all {len(document.needles)} needles", "; ".join(lost))
         line = f"exam {self.exam.name}: a document of {tokens} tokens: all needles found"
-        alone = [f"{needle.id} was found only when asked separately" for needle in missing]
+        alone = [f"{needle.id} was found only in a separate request" for needle in missing]
         self.remark("; ".join([line, *alone]))
 
     def _document(self) -> Document:

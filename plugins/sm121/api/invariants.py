@@ -147,7 +147,7 @@ def arguments(text: Any) -> list[str]:
     except (ValueError, TypeError) as error:
         return [f"arguments {text!r} are not JSON ({error})"]
     if not isinstance(parsed, dict):
-        return [f"arguments {text!r} are no object"]
+        return [f"arguments {text!r} are not a JSON object"]
     return []
 
 

@@ -89,7 +89,10 @@ class Penalties:
             sides.add(2 * tally.expected > tally.samples)
             yield PenaltyComparison(f"after {pair.text!r}, {pair.token} twice", tally)
         if len(sides) < 2:
-            raise NotRun("log-probabilities differ by 5 % of a penalty between requests")
+            raise NotRun(
+                "the server's log-probabilities differ between requests by as much as "
+                "the error that this check must detect (5 % of the penalty)"
+            )
 
     def compare_divided(self, value: float, *, generated: bool) -> Iterator[PenaltyComparison]:
         """Compare a penalised token with a token that is neither in the prompt nor in the answer.
@@ -167,7 +170,7 @@ class Penalties:
                     if fits and _is_sure(answer, other, penalties):
                         return Pair(text, token, other, last)
         raise NotRun(
-            "no text of the suite has two likely next tokens, which the check of a penalty needs"
+            "no prompt of the suite has two likely next tokens, which the check of a penalty needs"
         )
 
 

@@ -88,7 +88,9 @@ class Sampler:
         ratios = self._sample_until_decided(cases)
         facts = []
         if max(ratios.values()) > 0:
-            evidence = f"log-likelihood ratios, by the common factor of both temperatures: {ratios}"
+            evidence = (
+                f"log-likelihood ratios if both temperatures are wrong by the same factor: {ratios}"
+            )
             facts.append(Fact("samples that follow both temperatures", "others", evidence=evidence))
         for kind, value, text, samples in cases:
             about = f"temperature, {kind}"
@@ -105,7 +107,9 @@ class Sampler:
         batch = sample_source.BATCH
         while expected_samples.RIGHT < max(ratios.values()) < expected_samples.WRONG:
             if 2 * len(cases[0].samples) >= sample_source.MOST:
-                raise NotRun("no text of the suite can show a temperature that is off by a tenth")
+                raise NotRun(
+                    "no prompt of the suite can detect a temperature that is wrong by 10 %"
+                )
             for case in cases:
                 more = self.source.ask([case.text] * batch, {"temperature": case.value})
                 case.samples.extend(more)

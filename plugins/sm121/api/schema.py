@@ -90,7 +90,7 @@ def violations(kind: Kind, content: Any) -> list[str]:
         # the errors of all forty.
         event = str(content.get("type"))
         if event not in _event_adapters():
-            return [f"no published kind of event is {event[:_QUOTED]!r}"]
+            return [f"{event[:_QUOTED]!r} is not a published type of event"]
         adapter = _event_adapters()[event]
     try:
         # Validate the JSON text, because pydantic's strict mode rejects Python values that JSON

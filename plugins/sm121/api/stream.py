@@ -45,7 +45,7 @@ def parse_stream(content_type: str, content: bytes) -> Stream:
     blocks = [*parser.feed(content), *parser.feed(b"\n\n")]
     events = tuple(data.decode("utf-8", "replace") for data in blocks)
     malformed = [
-        f"a line that is no event: {line.decode('utf-8', 'replace')[:80]!r}"
+        f"a line that is not an event: {line.decode('utf-8', 'replace')[:80]!r}"
         for line in parser.malformed
     ]
     chunks = []
@@ -60,7 +60,7 @@ def parse_stream(content_type: str, content: bytes) -> Stream:
         if isinstance(chunk, dict):
             chunks.append(chunk)
         else:
-            malformed.append(f"data that is no JSON object: {data[:80]!r}")
+            malformed.append(f"data that is not a JSON object: {data[:80]!r}")
     return Stream(content_type, events, tuple(chunks), tuple(malformed))
 
 

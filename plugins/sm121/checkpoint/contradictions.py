@@ -44,7 +44,7 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
     """
     facts = [*_wrong_experts(held, config), *_missing_layers(held, config)]
     if own.unknown:
-        line = f"the label {own.unknown}: no row of checkpoint.toml describes it"
+        line = f"the declared quantisation {own.unknown}: no row of fixtures/checkpoint.toml describes it"
         return LabelJudgement(tuple(facts), (), (line,))
     matrices = [_Matrix.of(own, each) for each in held if _is_judged(own, each)]
     left, notes = _left_alone(matrices)
@@ -164,7 +164,9 @@ def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
                 noted[each.role] = str(each.weight.format)
         if noted:
             roles = ", ".join(f"{role} {kind}" for role, kind in sorted(noted.items()))
-            notes.append(f"{group}: the label does not except {roles}")
+            notes.append(
+                f"{group}: not quantised, although the declared quantisation includes them: {roles}"
+            )
     return wrong, notes
 
 
@@ -198,7 +200,7 @@ def _wrong_experts(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterato
     if stored is None or said is None or stored == said:
         return
     yield Fact(
-        required="experts of a layer as config.json has them:",
+        required="number of experts in config.json:",
         limit=said,
         value=stored,
         about="experts",

@@ -37,8 +37,8 @@ def write(folder: Path) -> Path:
         ranks = tokenizer.ranks()
     except HarmonyError as error:
         raise Sm121Error(
-            f"expected oss-harmony, which has the vocabulary inside (pip install oss-harmony), "
-            f"got a harmony that cannot load it ({error})"
+            "expected the package oss-harmony, which contains the vocabulary, got a harmony "
+            f"package that cannot load it ({error}). Install it: pip install oss-harmony"
         ) from error
     text = b"".join(base64.b64encode(token) + b" %d\n" % n for n, token in enumerate(ranks))
     digest = hashlib.sha256(text).hexdigest()

@@ -88,7 +88,9 @@ class TimedProcess:
         try:
             batch: TimedBatch = pickle.load(self._process.stdout)  # noqa: S301 - our own child's
         except (EOFError, pickle.UnpicklingError) as error:
-            raise ClientDied(f"the measuring client ended with {self._process.wait()}") from error
+            raise ClientDied(
+                f"the process of the measuring client ended with exit status {self._process.wait()}"
+            ) from error
         return batch
 
     def _write(self, message: Any) -> None:
@@ -99,7 +101,9 @@ class TimedProcess:
             self._process.stdin.write(size + content)
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise ClientDied(f"the measuring client ended with {self._process.wait()}") from error
+            raise ClientDied(
+                f"the process of the measuring client ended with exit status {self._process.wait()}"
+            ) from error
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:

@@ -77,7 +77,7 @@ class RuleFinding:
         if self.missing:
             parts.append(f"no instruction or kernel like {_some(self.missing)}")
         if self.forbidden:
-            parts.append(f"must not be there: {_some(self.forbidden)}")
+            parts.append(f"forbidden, but present: {_some(self.forbidden)}")
         return "; ".join(parts) or f"{self.kernels} kernels as required"
 
 

@@ -232,8 +232,8 @@ class Correctness(DataTable):
         """
         if isinstance(data, dict) and "known_answers" in data:
             raise ValueError(
-                "known_answers: expected in the exam, a line each: "
-                '{"prompt": "The capital of France is", "begins": " Paris"}. Name the exam: '
+                "known_answers: expected in the file of the exam, one line for each: "
+                '{"prompt": "The capital of France is", "begins": " Paris"}. Name the file: '
                 'exam = "FILE.jsonl"'
             )
         return without_retired(data, "accuracy")
@@ -285,7 +285,7 @@ class StressSizes(DataTable):
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
     #: The maximum time until a client notices that a server was stopped.
     stop_learned_within_s: Sourced = _chosen(
-        10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
+        10, "longer than a decode step and a close; proxies wait 30 s for a silent server"
     )
     #: The largest ratio of the duration of a load's slowest request to the median duration.
     tail_factor: Sourced = _chosen(10, "waiting in a queue slows a request less than ten times")
@@ -303,9 +303,9 @@ class StressSizes(DataTable):
         0.05, "the free memory beside gpt-oss-120b on a GB10, about a fifth, lasts for four days"
     )
     #: The largest growth of open handles for each request.
-    handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")
+    handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of a leak of one per request")
     #: If less memory than this is available, the suite ends the run, in GiB.
-    memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
+    memory_floor_gib: Sourced = _chosen(2, "with less, a machine with shared GPU memory hangs")
 
 
 class TimedChats(Statement):

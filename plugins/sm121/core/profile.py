@@ -354,7 +354,7 @@ def _require_choice(rule: PathRule) -> None:
     if rule.when.keys().isdisjoint(keys):
         listed = " or ".join(f"when.{key}" for key in keys)
         raise ValueError(
-            f"kernel_path.rules: a rule on the {rule.where} is chosen by {listed}, got {rule.when}"
+            f"kernel_path.rules: expected {listed} for a rule on the {rule.where}, got {rule.when}"
         )
     compiles(rule.when.get("moe", rule.when.get("attention", "")))
 

@@ -220,6 +220,6 @@ class Server:
             return None
         return (
             f"the start took {self.startup_s:.0f} s and was a cold one: it compiled "
-            f"{'; '.join(self.compiled)}. A warm start decides: run again with these caches kept, "
-            "or `sm121 warm` before"
+            f"{'; '.join(self.compiled)}. Only the time of a warm start is judged: run again with "
+            "the same caches, or run `sm121 warm` first"
         )

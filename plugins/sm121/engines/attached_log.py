@@ -44,9 +44,9 @@ _HOW = (
     "without --disable-uvicorn-access-log, or with --enable-log-requests)"
 )
 _HOW_TO_FOLLOW = (
-    "it did not grow, as a copy of a log does not: give --container NAME, or docker logs -f NAME "
-    "2>&1 | sm121 run ... --server-log -, or the file that the server writes (vLLM: not with "
-    "--disable-uvicorn-access-log)"
+    "it did not grow, so it may be only a copy of the log: give --container NAME, or docker logs "
+    "-f NAME 2>&1 | sm121 run ... --server-log -, or the file that the server writes (vLLM: not "
+    "with --disable-uvicorn-access-log)"
 )
 #: The maximum number of new bytes of the log to read.
 _LARGEST_GROWTH_BYTES = 8 << 20

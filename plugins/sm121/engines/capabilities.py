@@ -58,7 +58,11 @@ class Capability(DataTable):
         if not self.can and not self.reason:
             raise ValueError("expected a reason, because can is false")
         if self.can and self.versions and self.shown_by is None:
-            raise ValueError("expected shown_by, because versions differ")
+            raise ValueError(
+                "expected shown_by together with versions: the parser option or "
+                "request field by which the suite recognises the capability in a build that is "
+                "not a release"
+            )
         return self
 
 
@@ -200,7 +204,7 @@ class Capabilities:
         if not capability.can:
             return f"{which}: {name}: {capability.reason}"
         if self.drafts and capability.drafting:
-            return f"{which}, which speculates: {name}: {capability.drafting}"
+            return f"{which} with speculative decoding: {name}: {capability.drafting}"
         if within(self.identity, capability.versions):
             return None
         if release(self.identity) is not None:

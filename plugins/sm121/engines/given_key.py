@@ -41,7 +41,7 @@ def _content(file: str) -> str:
     try:
         return Path(file).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not a text file"
         raise UsageError(
             f"--api-key-file {file}: expected a file with the key ({reason})"
         ) from error

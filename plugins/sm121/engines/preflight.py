@@ -131,7 +131,8 @@ class PreflightData(DataTable):
             strange = set(arch) - names
             if strange:
                 raise ValueError(
-                    f"{row}: arch: expected names of {sorted(names)}, got {sorted(strange)}"
+                    f"{row}: arch: expected names among {', '.join(sorted(names))}, got "
+                    f"{', '.join(sorted(strange))}"
                 )
         return self
 

@@ -142,8 +142,8 @@ class Signs:
         earliest = min(self.clock.most, now.clock.most)
         if latest - earliest > CLOCK_SLACK_S:
             yield (
-                f"its answers are dated {now.clock.least:.0f} s ahead of this clock, "
-                f"{self.clock.least:.0f} before"
+                f"the times in its answers are {now.clock.least:.0f} s ahead of this machine's "
+                f"clock, earlier {self.clock.least:.0f} s"
             )
 
 

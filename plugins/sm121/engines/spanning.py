@@ -219,7 +219,11 @@ def _with_node(
         served_s: Seconds from the server's readiness to the node's last message.
     """
     if answer is None:
-        lost = Survivor(0, "unknown", f"{node} did not report what is left there")
+        lost = Survivor(
+            0,
+            "unknown",
+            f"{node} did not report whether a process, port or memory of the server is left there",
+        )
         return dataclasses.replace(report, survivors=(*report.survivors, lost))
     left = []
     for entry in answer["survivors"]:

@@ -116,7 +116,7 @@ def _check_rule(rule: PathRule, profile: KernelProfile) -> Iterator[_Finding]:
             continue
         observed = "got none"
         if cut_count:
-            observed = f"undecided because {cut_count} names are cut"
+            observed = f"undecided because {cut_count} kernel names are truncated"
         text = f"expected a kernel {pattern!r}, {observed}; the longest are {_longest(profile)}"
         yield _Finding(text, undecided=cut_count > 0)
     for pattern in rule.must_not_see:

@@ -167,13 +167,17 @@ class ErrorReader:
                 return SilentError(True, entry.kind, excerpt, entry.remedy or "")
         if ended is not None and ended.of_engine:
             remedy = (
-                "read the stack in the log: an exception of the engine is no refusal of a request"
+                "read the stack in the log: the engine itself raised the exception, so it is not "
+                "the refusal of a wrong request"
             )
             return SilentError(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, remedy)
         if accepted or is_excused:
             return None
         if ended is not None or self._is_error(line):
-            remedy = "read the log; if a healthy server says it, it needs a row of [[accepted]]"
+            remedy = (
+                "read the log; if a healthy server logs this line, add a row [[accepted]] to "
+                "fixtures/signatures/failures.toml"
+            )
             return SilentError(False, _UNKNOWN, excerpt, remedy)
         return None
 

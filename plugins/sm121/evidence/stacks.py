@@ -103,7 +103,7 @@ def take_stacks(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
     tool = _py_spy()
     for process in processes:
         if tool is None:
-            process.reasons.append("py-spy is not here (pip install py-spy)")
+            process.reasons.append("py-spy is not installed (pip install py-spy)")
         else:
             _read_from_outside(tool, process)
     _let_write([process for process in processes if not process.stacks], folder)

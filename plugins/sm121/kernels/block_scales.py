@@ -65,7 +65,7 @@ class Projection:
             return []
         return [
             Fact(
-                "a share of a block in the error of at most",
+                "an error that is explained by the scale of one block to a share of at most",
                 about="block scale",
                 value=self.share,
                 limit=LIMIT,

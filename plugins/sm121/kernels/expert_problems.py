@@ -85,7 +85,7 @@ def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: 
     if int(chosen.min()) < 0 or int(chosen.max()) >= case.experts:
         return [Fact(f"experts 0..{case.experts - 1}", "others")]
     if any(len(set(experts)) < case.top_k for experts in chosen.tolist()):
-        return [Fact("k different experts a token", "one twice")]
+        return [Fact("k different experts per token", "one twice")]
     # Any of several equal logits may be chosen, and any logit whose softmax underflows in float32.
     logit = logits.double().gather(-1, chosen)
     differs = logit.sort(-1, descending=True).values != best
@@ -94,7 +94,7 @@ def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: 
         return [Fact("the k largest logits", "others")]
     limit = comparison.tolerance("route", shares.dtype)
     if limit is None:
-        return [Fact("float32 or bfloat16 shares", describe(shares))]
+        return [Fact("weights of the experts in float32 or bfloat16", describe(shares))]
     return comparison.measure(shares, logit.softmax(-1), limit.floor).beyond(limit)
 
 

@@ -161,9 +161,9 @@ class FlashInferProvider(FlashInferExperts):
     def _require_mha_cu(self) -> None:
         if self._capability == 90:
             raise NotRun(
-                "FlashInfer's XQA with an FP8 cache is another kernel on sm90: mha_sm90.cu rounds "
-                "queries and shares to E4M3, mha.cu of SM12x rounds neither. Judge it on SM12x, or "
-                "judge FA2's decode here (--kernel-provider flashinfer-fa2)"
+                "FlashInfer's XQA with an FP8 cache is another kernel on sm90: mha_sm90.cu "
+                "rounds queries and attention weights to E4M3; mha.cu on SM12x rounds neither. "
+                "Test it on SM12x, or test FA2's decode here (--kernel-provider flashinfer-fa2)"
             )
 
     def _plan_fa2(self, inputs: DecodeAttention, fp8: bool) -> Call:

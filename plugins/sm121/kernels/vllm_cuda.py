@@ -414,8 +414,9 @@ class VllmFlashAttentionProvider(VllmProvider):
             NotRun: Always.
         """
         raise NotRun(
-            "vLLM's FlashAttention quantises the queries as well where the KV cache is FP8: no "
-            "provider calls it so; --attention-backend TRITON_ATTN or FLASHINFER on SM12x is judged"
+            "with an FP8 KV cache, vLLM's FlashAttention also quantises the queries, which no "
+            "provider tests; the kernels of --attention-backend TRITON_ATTN, and of FLASHINFER "
+            "on SM12x, are tested"
         )
 
     def attention(self, **arguments: Any) -> None:

@@ -88,7 +88,10 @@ def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
             return _read_cpu(size_bytes, os.cpu_count() or 1)
         return _read_gpu(size_bytes, device)
     except MemoryError as error:
-        raise Sm121Error(f"memory bandwidth: no {size_bytes >> 20} MiB for the buffer") from error
+        raise Sm121Error(
+            f"memory bandwidth: expected {size_bytes >> 20} MiB of free memory for "
+            "the buffer, got less"
+        ) from error
 
 
 def matrix_rate(device: str) -> tuple[list[float], str]:

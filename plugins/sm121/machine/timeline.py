@@ -77,7 +77,9 @@ class ServerDeviceMemory:
             return None
         if len(reading.used) > 1:
             count = len(reading.used)
-            self.source = f"NVML shows {count} GPUs, and not which of their memory is the server's"
+            self.source = (
+                f"NVML shows {count} GPUs, but not how much of their memory the server uses"
+            )
             return None
         # In a container, NVML's pids differ. Other processes may use some of the memory.
         self.source = "NVML, of the whole GPU"

@@ -159,8 +159,8 @@ class MatrixLevel:
         if self.records:
             lines.append(feature_matrix.counted(self.records))
         lines.append(
-            f"{spent['cells']:.0f} cells on {spent['boots']:.0f} starts in "
-            f"{duration(spent['seconds'])}, {duration(spent['boot_s'])} of it starts"
+            f"{spent['cells']:.0f} cells with {spent['boots']:.0f} starts in "
+            f"{duration(spent['seconds'])}, of which the starts took {duration(spent['boot_s'])}"
         )
         lines.extend(map(str, self.sets))
         lines.append(str(self.directory / feature_matrix.MARKDOWN))

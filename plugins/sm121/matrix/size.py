@@ -80,7 +80,7 @@ def cells(plan: CellPlan) -> str:
     for planned in array.cells:
         lines.append(f"{identity(space, planned.cell)}\t({', '.join(planned.why)})")
     for name, rule in array.incompatible.items():
-        lines.append(f"not in: {name}: {rule.reason}")
+        lines.append(f"incompatible, not started: {name}: {rule.reason}")
     for name, why in array.absent.items():
         lines.append(f"{name}: {why}")
     lines.append(f"{len(array.cells)} cells, {_coverage(space, array)}")

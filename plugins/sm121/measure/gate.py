@@ -273,13 +273,13 @@ def _side(
     middle = float(np.median(rounds))
     level = over_time(series) if passing_rate else middle
     if passing_rate and level <= threshold:
-        return None, "rate over the time and median are on different sides of the threshold"
+        return None, "rate over the whole time and median are on different sides of the threshold"
     margin = min(sign * (middle / threshold - 1.0), sign * (level / threshold - 1.0))
     required = required_margin(count, passing=above == is_rate)
     if margin <= required:
         return None, (
             f"{margin:.1%} from the threshold; a decision after {count} rounds needs more than "
-            f"{required:.1%}, because a correlation of the rounds would not show yet"
+            f"{required:.1%}, because so few rounds do not show whether they are correlated"
         )
     last = _opposing_end(rounds, middle, threshold, sign)
     if last is not None:

@@ -61,7 +61,7 @@ def check_server_clock(
     """
     seconds = (delta or {}).get("decode_seconds")
     if seconds is None:
-        findings.not_checked("decode time by counters: the server does not count it")
+        findings.not_checked("the server's own decode time: /metrics does not contain it")
         return
     tokens = sum(tokens_of(answer, clock) for answer in answers)
     windows = []
@@ -242,7 +242,10 @@ def check_second_clock(
     rates = [RatePair(*pair) for pair in pairs]
     ratios = [pair.by_wall_time / pair.by_stream for pair in rates if pair.by_stream]
     if not ratios:
-        findings.not_checked("second clock: no requests of different length to compare")
+        findings.not_checked(
+            "second_clock: the requests have no different lengths, so there is "
+            "no second rate to compare with"
+        )
         return
     ratio = median(ratios)
     # The standard error of a median is 1.2533 times that of a mean.

@@ -83,7 +83,9 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
     prompted = sum(answer.prompt_tokens or answer.asked_prompt for answer in good)
     _check_cached(cached, prompted, "usage", findings)
     if any(answer.completion_tokens is None for answer in good):
-        findings.not_checked("tokens against usage: the server sends no usage")
+        findings.not_checked(
+            "comparison of the number of tokens with usage: the server sends no usage"
+        )
     if clock == "chunks":
         findings.not_checked("tokens: neither ids nor usage contain the number of a chunk's tokens")
 
@@ -186,13 +188,13 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
             check_warm_up([twin], findings)
         else:
             findings.not_checked(
-                f"token ids against usage: the request for ids failed: {twin.error}"
+                f"comparison of the token ids with usage: the request for ids failed: {twin.error}"
             )
         return
     _check_prompt(twin, findings)
     _check_cached(twin.cached_tokens or 0, twin.asked_prompt, "usage", findings)
     if twin.clock() != "token_ids":
-        findings.not_checked("token ids against usage: the server sends no ids")
+        findings.not_checked("comparison of the token ids with usage: the server sends no ids")
         return
     ids = 0
     for chunk in twin.chunks:
@@ -345,7 +347,8 @@ def check_drafts(
         joined += tokens_of(answer, clock) - len(decoding.moments(arrivals(answer, clock)))
     if delta is None and joined > len(answers):
         findings.not_checked(
-            "speculation: several tokens come at once, and no counter says whether they are drafted"
+            "speculation: several tokens arrive at once, and no counter shows whether they are "
+            "draft tokens"
         )
     delta = delta or {}
     drafts = delta.get("drafts", 0.0)
@@ -355,8 +358,8 @@ def check_drafts(
     if not all(answer.text for answer in answers):
         findings.against(
             "drafted_random_tokens",
-            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random tokens, on "
-            "which drafts are accepted at another rate than on real texts",
+            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, after prompts of "
+            "random tokens, where the acceptance rate differs from that of real texts",
         )
     if clock == "chunks" or not all(answer.ok for answer in answers):
         return

@@ -31,16 +31,17 @@ _MARKERS = (
     "applies_to(*names): architectures that the test is for; 'gpu' means all GPUs. Each test of a "
     "level has this marker, or its module has it",
     "slow(why): takes minutes; runs only with --slow",
-    "asked_for(option): the test exists only if this option is given",
+    "asked_for(option): the test is collected only if this option is given",
     "ability(name): needs a model with this ability; [correctness.cannot] of a profile lists the "
     "abilities that its model lacks",
-    "severity(name): severity of a failure: contract or courtesy; without the marker, or in a "
-    "crash: blocker",
-    "never_waived(what): no waiver excuses a failure, because the test is about this subject",
+    "severity(name): severity of a failure of the test: contract or courtesy. Without the "
+    "marker, and for a crash, it is blocker",
+    "never_waived(what): a waiver cannot excuse a failure; the argument is the subject of the "
+    "test, such as the kernel path",
     "api_cases: runs once for each case of fixtures/api/cases.toml, as `case`",
     "kernel_cases(group): runs once for each case of this group of sm121.kernels.cases, as `case`",
     "kernel_benchmarks: runs once for each case of sm121.kernels.cases, as `case`",
-    "ab_run: the test exists only with --ab A B",
+    "ab_run: the test is collected only with --ab A B",
 )
 
 

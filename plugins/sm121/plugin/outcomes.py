@@ -414,7 +414,7 @@ def _excuse(
         source = _known_by(session, finding)
         if source is not None:
             finding.tolerated = "known"
-            report.wasxfail = f"known failure, {source} has it, too: {finding.message}"
+            report.wasxfail = f"known failure, also in {source}: {finding.message}"
     if finding.tolerated is not None:
         report.outcome = "skipped"
 

@@ -475,7 +475,8 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
     narrowed = frozenset(name for name in names - {"gpu"} if arch_names.has(by_hand, name))
     if not narrowed:
         raise pytest.UsageError(
-            f"{item.nodeid}: expected an architecture of applies_to{marker.args!r}, got the marker "
-            f"{', '.join(sorted(by_hand))}"
+            f"{item.nodeid}: expected markers of architectures that are in "
+            f"applies_to{marker.args!r}, got only {', '.join(sorted(by_hand))}, so that the test "
+            "would never run. Remove the marker, or add the architecture to applies_to"
         )
     return narrowed

@@ -253,7 +253,9 @@ class AbRun:
     def _visit(self, name: str, which: str) -> None:
         """Start a side, measure it, check it, and append the visit."""
         side = self.sides[0] if name == "A" else self.sides[1]
-        self.run.record.say("A/B", f"{name}, pair {which}: {side.text or '(as it is)'}")
+        self.run.record.say(
+            "A/B", f"{name}, pair {which}: {side.text or '(configuration under test)'}"
+        )
         visit = Visit(name)
         try:
             self._measure_visit(visit, side)
@@ -295,7 +297,7 @@ class AbRun:
         """
         name = visit.side
         number = 1 + sum(earlier.side == name for earlier in self.visits)
-        where = f"{name}, visit {number}"
+        where = f"{name}, turn {number}"
         if side.url is not None:
             self.watch.check_process(where, name, server, side.url)
             self.watch.decide_silent(name, server)

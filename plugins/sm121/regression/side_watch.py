@@ -46,14 +46,15 @@ class SideWatch:
             self._answered = prompts - mistakes.keys()
             if not self._answered:
                 self.run.record.unproven(
-                    f"A/B: whether the sides answer sensibly: A itself answers wrongly: {mistakes}"
+                    "A/B: the known answers of the sides were not compared, because A itself "
+                    f"answers wrongly: {mistakes}"
                 )
         lost = [prompt for prompt in mistakes if prompt in self._answered]
         if not lost:
             return None
         message = self.run.record.redact(
             f"{name} answers {lost[0]!r} with {mistakes[lost[0]]}, which A answered correctly at "
-            "its first visit"
+            "its first turn"
         )
         if name == "A":
             raise Invalid(message)

@@ -103,7 +103,7 @@ def changes_since_first(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
     for name, before in first.path.items():
         now = visit.path.get(name)
         if before is not None and now is not None and now != before:
-            lines.append(f"{name} is {now}, at its first visit it was {before}")
+            lines.append(f"{name} is {now}, at the first turn of this side it was {before}")
     return lines
 
 

@@ -106,7 +106,9 @@ def compare_with_trusted(
         report.differs = _differing(before.fingerprint, run.fingerprint)
     has_price = any(is_price(name) for name in metrics)
     if has_price and not any(is_price(name) for name in trusted.newest.metrics):
-        report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
+        report.differs.append(
+            f"cost of rounding: not compared, because {trusted.name} did not measure it"
+        )
     _note_rates(report, trusted, metrics)
     report.measured = _measured(run, trusted)
     report.trade = trade(_values(report.measured), _values(run.metrics))
@@ -231,7 +233,10 @@ class _Judge:
             elif there is None or there.kind == now.kind:
                 same[name] = now
             else:
-                line = f"{name} is {now.kind} here, {there.kind} there: not the same quantity"
+                line = (
+                    f"{name}: {now.kind} in this run, {there.kind} in the trusted run, so they "
+                    "cannot be compared"
+                )
                 yield _MetricVerdict(name, Verdict.INVALID, line)
         limits = self._profile.regression
         changes = trend.compare(same, self._trusted.runs, limits)

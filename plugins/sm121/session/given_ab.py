@@ -41,7 +41,8 @@ def read_options(option: Option, started_in: Path) -> GivenAb | None:
     if both is None:
         if file is not None:
             raise UsageError(
-                "--hypothesis: expected together with --ab A B, which it is judged from"
+                "--hypothesis: expected --ab A B as well, because the comparison of A and B "
+                "decides on the hypothesis"
             )
         return None
     return GivenAb(
@@ -64,13 +65,16 @@ def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
     texts = option("--ab")
     if texts is None:
         if option("--ab-pairs"):
-            raise UsageError("--ab-pairs: expected together with --ab A B")
+            raise UsageError("--ab-pairs: expected --ab A B as well, got none")
         return None
     parsed = parse_sides(texts, own_options.every())
     if parsed[0].url is not None:
         return parsed
     if attached:
-        raise UsageError("--ab with --base-url: expected two URLs, as nothing is started")
+        raise UsageError(
+            "--ab with --base-url: expected two URLs, because the suite starts no "
+            "server in such a run"
+        )
     engine = registry.engine(option("--engine") or DEFAULT)
     reserved = {*engine.reserved_arguments, *engine.reserved_variables}
     for side in parsed:

@@ -213,10 +213,13 @@ def refuse_conflicts(option: Option, attached: str | None) -> None:
     _refuse_reserved(option, attached)
     if attached:
         conflicting = [name for name in _OF_A_START if option(name)]
-        where = "--base-url: an attached server is never started"
+        where = "--base-url: expected a server that the suite starts. Leave out one of them"
     else:
         conflicting = [name for name in _OF_AN_ATTACHED if option(name)]
-        where = "no --base-url: these describe an attached server: give --base-url too"
+        where = (
+            "no --base-url: expected the URL of the attached server that these options describe. "
+            "Give --base-url URL"
+        )
     if conflicting:
         raise UsageError(f"{', '.join(conflicting)} with {where}")
 

@@ -35,9 +35,14 @@ def launcher(option: Option, profile: Profile | None, base_url: str | None) -> s
     """
     named = [name for name in _NODE_OPTIONS if option(name)]
     if named and base_url:
-        raise UsageError(f"{', '.join(named)}: an attached server is never started")
+        raise UsageError(
+            f"{', '.join(named)}: expected a server that the suite starts, got "
+            "--base-url. Leave out one of them"
+        )
     if named and (profile is None or profile.nodes is None):
-        raise UsageError(f"{', '.join(named)}: expected a --profile with nodes")
+        raise UsageError(
+            f"{', '.join(named)}: expected a --profile for several machines (with a table [nodes])"
+        )
     given: str | None = option("--launcher")
     if given not in (None, *get_args(Launcher)):
         expected = " or ".join(get_args(Launcher))

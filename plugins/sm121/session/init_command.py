@@ -109,8 +109,9 @@ def _draft(request: InitRequest, server: Server, can: Capabilities, arch: str, s
     known = examiner.examine()
     if not known.completions:
         raise UsageError(
-            f"{server.endpoint.served_name}: expected a right continuation of a text of the exams "
-            "(The capital of France is), got none in three rounds. Check /v1/completions"
+            f"{server.endpoint.served_name}: expected the right continuation of at least one text "
+            "of the suite's exams (such as The capital of France is), got none in three rounds. "
+            "Check /v1/completions"
         )
     measured, no_rates = None, "not measured, as --no-rates was given"
     if request.measures:

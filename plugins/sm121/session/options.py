@@ -17,7 +17,7 @@ def add_target(add: AddOption) -> None:
     add(
         "--configuration",
         metavar="NAME",
-        help="configuration of the profile to judge (default: the profile's under_test)",
+        help="configuration of the profile that the run tests (default: the profile's under_test)",
     )
     add(
         "--model",
@@ -38,7 +38,7 @@ def add_target(add: AddOption) -> None:
     add(
         "--waivers",
         metavar="PATH",
-        help=("file of known failures that do not count (default: none)"),
+        help=("file with waivers: known failures that do not count until a date (default: none)"),
     )
 
 
@@ -52,24 +52,25 @@ def add_plan(add: AddOption) -> None:
         "--plan",
         metavar="quick|merge|full",
         help=(
-            "test plan to run: quick, merge, full, or another row of the profile's [plans] "
-            "(default: quick; full if a path, -k or -m selects levels or tests, with --certify, "
-            "and with --shard)"
+            "test plan to run: quick, merge, full, or another plan of the profile (default: "
+            "quick; but full if a path, -k or -m names levels or tests, with --certify, and with "
+            "--shard)"
         ),
     )
     add(
         "--slow",
         action="store_true",
         help=(
-            "also run the tests that take minutes each (they compile FlashInfer's modules with "
-            "nvcc)"
+            "also run the tests that take minutes each, such as compiling FlashInfer's modules "
+            "with nvcc"
         ),
     )
     add(
         "--certify",
         action="store_true",
         help=(
-            "run the merge gate: a required check that is skipped, deselected or unproven fails it"
+            "make a certificate: the run fails if a required check is skipped, deselected or not "
+            "proven"
         ),
     )
 
@@ -84,8 +85,8 @@ def add_resume(add: AddOption) -> None:
         "--resume",
         action="store_true",
         help=(
-            "continue the killed or interrupted run in --report-dir; finished checks of the "
-            "kernel and correctness levels and finished cells of the matrix are not run again"
+            "continue the killed or interrupted run in --report-dir, without its finished checks "
+            "of the kernel and correctness levels and its finished cells of the matrix"
         ),
     )
 
@@ -100,7 +101,7 @@ def add_shard(add: AddOption) -> None:
         "--shard",
         metavar="I/N",
         help=(
-            "run the I-th of N parts of the tests; all tests of a server configuration are in "
-            "one part; `sm121 merge DIR...` merges the reports of the parts"
+            "run part I of N parts of the tests; all tests of one server configuration are in "
+            "the same part. `sm121 merge DIR...` merges the reports of the parts"
         ),
     )

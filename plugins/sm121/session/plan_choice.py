@@ -18,8 +18,8 @@ class Reason(StrEnum):
 
     NAMED = "named by --plan"
     CERTIFICATE = "a certificate covers every check"
-    SHARD = "shards are parts of the whole"
-    TESTS = "the named levels and tests are run whole"
+    SHARD = "shards divide the whole plan"
+    TESTS = "all checks of the named levels and tests are run"
     TRUSTED = "the plan of the trusted run"
     NOTHING_NAMED = "no plan, level or test is named"
     NO_DEFAULT = f"the profile has no plan {DEFAULT}"

@@ -170,7 +170,7 @@ class Draft:
     def gates(self) -> list[dict[str, Any]]:
         """The gates, each a tenth worse than the measured value."""
         rows = []
-        source = f"as measured on {self.date}, less a tenth"
+        source = f"10 % below the value measured on {self.date}"
         for name, number in (self.measured.numbers if self.measured else {}).items():
             unit = number.measurement.unit
             if number.value is None or not number.valid:
@@ -182,7 +182,7 @@ class Draft:
                 rows.append(row)
             elif number.metric == TimeToFirstToken.key:
                 row["at_most"] = float(f"{number.value * (1 + _ALLOWANCE):.4g}")
-                row["source"] = f"as measured on {self.date}, and a tenth"
+                row["source"] = f"10 % above the value measured on {self.date}"
                 rows.append(row)
         return rows
 

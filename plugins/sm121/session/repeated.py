@@ -263,7 +263,9 @@ def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
         if name in given:
             raise UsageError(f"--every and {name}: expected one of them")
     if option("--base-url") is None:
-        raise UsageError("--every: expected --base-url URL too. It checks a running server")
+        raise UsageError(
+            "--every: expected --base-url URL as well, because --every checks a running server"
+        )
     url = root_of(option("--base-url"), "--base-url")
     endpoint = Endpoint(url, given_key.api_key(option) or NO_KEY, "")
     folder = Path(option("--report-dir")).absolute()

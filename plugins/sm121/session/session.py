@@ -245,7 +245,10 @@ class Session:
             if _is_of_the_judged(each, before) and each.one and each.other:
                 changed.append(f"{each.name} {each.one}, at the end {each.other}")
         if changed:
-            fact = Fact("no change of what is judged during the run", "; ".join(changed))
+            fact = Fact(
+                "no change of the engine, the checkpoint or a package that computes during the run",
+                "; ".join(changed),
+            )
             name = f"{verdict_file.BESIDE}what was started"
             decision = TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID)
             run.record.emit(events.Decided(decision))
