@@ -41,6 +41,6 @@ def _refuse_a_space(config: pytest.Config, arguments: Sequence[str]) -> None:
         option = own_options.every().get(name)
         if option is not None and option.nargs != 0 and (folder / value).exists():
             raise pytest.UsageError(
-                f"{name} {value}: expected {name}={value}, got a space. pytest takes a path "
-                "behind a space for one of tests, and does not read pytest.ini here. Write ="
+                f"{name} {value}: expected {name}={value}, got a space. pytest takes a path after "
+                "a space for a path of tests, and then does not read pytest.ini here. Write ="
             )

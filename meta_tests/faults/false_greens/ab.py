@@ -310,7 +310,7 @@ CASES = [
         name="B asks for what A has by default",
         fault=_compared(["", "--moe-backend marlin"], {"A": [{}], "B": [{}]}),
         clean=_compared(["", "--moe-backend marlin"], {"A": [{"moe": "TRITON"}], "B": [{}]}),
-        expected="B ran what A ran (moe MARLIN)",
+        expected="B ran the same configuration as A (moe MARLIN)",
     ),
     Case(
         item="10 B that ran something else",

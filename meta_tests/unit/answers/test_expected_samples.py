@@ -95,7 +95,7 @@ def test_samples_at_drafted_positions_are_judged(drafted):
         wrong = {name: value for name, value in drafted.items() if body.get(name, 1.0) < 1}
         return body | {"drafted": wrong}
 
-    wrong = pytest.raises(Unmet, match="samples by the reported probabilities")
+    wrong = pytest.raises(Unmet, match="samples that follow the reported probabilities")
     with wrong if drafted else nullcontext():
         judge_drafts(change, 3)
 

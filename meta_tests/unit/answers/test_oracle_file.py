@@ -159,7 +159,7 @@ def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, checkpoint, c
     oracle_file.refuse_other_rounding(made, EXACT)
     oracle_file.refuse_other_rounding(served, Rounding.parse(FORMATS))
     with pytest.raises(
-        UsageError, match=(rf"rounds checkpoint, the server {FORMATS}; make it again")
+        UsageError, match=rf"formats checkpoint, but the server rounds to {FORMATS}; make it again"
     ):
         oracle_file.refuse_other_rounding(made, Rounding.parse(FORMATS))
     with pytest.raises(UsageError, match=rf"rounds {FORMATS}, the server kv=fp8;"):

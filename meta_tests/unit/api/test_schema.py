@@ -117,7 +117,7 @@ def test_each_broken_rule_of_completions_is_noticed(changes, fault):
         ),
         pytest.param(
             ({"function": {"name": "get_weather", "arguments": "[]"}},),
-            "are no object",
+            "are not a JSON object",
             id="arguments that are a list",
         ),
         pytest.param(

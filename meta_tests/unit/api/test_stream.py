@@ -99,9 +99,11 @@ def test_a_good_stream_is_as_published():
             "not JSON",
             id="a chunk that breaks off",
         ),
-        pytest.param(read("what\n\ndata: [DONE]\n\n"), "no event", id="a line that is no event"),
-        pytest.param(sse([5]), "no JSON object", id="a chunk that is a number"),
-        pytest.param(sse([None]), "no JSON object", id="a chunk that is null"),
+        pytest.param(
+            read("what\n\ndata: [DONE]\n\n"), "not an event", id="a line that is no event"
+        ),
+        pytest.param(sse([5]), "not a JSON object", id="a chunk that is a number"),
+        pytest.param(sse([None]), "not a JSON object", id="a chunk that is null"),
         pytest.param(
             read(add("data: ", mul("[", 100000))),
             "not JSON",
@@ -132,7 +134,7 @@ def test_merged_choices_are_kept_apart():
 @pytest.mark.parametrize(
     ("tail", "fault"),
     [
-        ("INTERNAL ERROR", "no event"),
+        ("INTERNAL ERROR", "not an event"),
         ('data: {"b":', "not JSON"),
         pytest.param(
             'data: {"error": "x"}\n',

@@ -11,7 +11,7 @@ GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="a test")
 COUNTED = Gate(metric="acceptance@1", unit="%", minimum=52.0, source="a test")
 BUSY = "other processes take 90 % of a core"
 DRIFT = Invalidity(reason="drift", evidence="2107 tok/s in the first 2 rounds, 3660 after them")
-LIE = Invalidity(reason="token_accounting", evidence="64 tokens by ids, usage says 32")
+LIE = Invalidity(reason="token_accounting", evidence="64 tokens by ids, usage reports 32")
 BOTH = frozenset({Verdict.PASS, Verdict.FAIL})
 
 

@@ -70,12 +70,15 @@ def test_checks_without_data_from_the_server_are_unproven():
     whole = of_ids(8)
     silent = answer(*(event(ids=[i]) for i in range(8)))
     (line,) = unproven(validity.check_answers, [silent], "token_ids")
-    assert line.startswith("tokens against usage")
+    assert line.startswith("comparison of the number of tokens with usage")
     chunks = answer(*(event() for _ in range(8)))
     lines = unproven(validity.check_answers, [chunks], "chunks")
-    assert [line.partition(":")[0] for line in lines] == ["tokens against usage", "tokens"]
+    assert [line.partition(":")[0] for line in lines] == [
+        "comparison of the number of tokens with usage",
+        "tokens",
+    ]
     (line,) = unproven(rate_checks.check_server_clock, {}, [whole], "token_ids", 0.02)
-    assert line.startswith("decode time by counters")
+    assert line.startswith("the server's own decode time")
     lines = unproven(validity.check_counters, None, [whole], "token_ids")
     checks = ["other clients", "prefix-cache hits", "preemptions", "tokens by counters"]
     assert [line.partition(":")[0] for line in lines] == checks

@@ -113,14 +113,14 @@ def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
     [
         pytest.param(
             ("--chat-counts", "1.2"),
-            "token_accounting: usage says that a chat has 624 tokens",
-            id="--chat-counts 1.2, token_accounting: usage says that a",
+            "token_accounting: usage reports that a chat has 624 tokens",
+            id="--chat-counts 1.2, token_accounting: usage reports that a",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             ("--chat-counts", "0.8"),
-            "other_clients: usage says that a chat has 416 tokens",
-            id="--chat-counts 0.8, other_clients: usage says that a",
+            "other_clients: usage reports that a chat has 416 tokens",
+            id="--chat-counts 0.8, other_clients: usage reports that a",
         ),
         pytest.param(
             ("--trap", "stalled"),

@@ -202,7 +202,7 @@ def test_an_unsteady_machine_decides_what_has_a_gate_alone(measured):
                 "reason": "drift",
                 "evidence": "2107 tok/s in the first 2 rounds, 3660 after them",
             },
-            "lie": {"reason": "token_accounting", "evidence": "64 tokens by ids, usage says 32"},
+            "lie": {"reason": "token_accounting", "evidence": "64 tokens by ids, usage reports 32"},
         }[name]
         for name in ("drift", "lie")
     )

@@ -82,7 +82,7 @@ def timed(run: GateRun, rounds: list[float], has_error: bool = False) -> Gate:
         pytest.param(
             {"samples": STEADY, "minimum": 1, "better": "lower"}, "got 'lower'", id="contradiction"
         ),
-        pytest.param({"samples": STEADY, "minimum": 1, "worse_by": 5}, "0.05 for 5 %", id="margin"),
+        pytest.param({"samples": STEADY, "minimum": 1, "worse_by": 5}, "0.05 is 5 %", id="margin"),
         pytest.param({"maximum": 1}, "or a call of benchmark before it", id="not-timed"),
         pytest.param({"maximum": 1, "unit": "tok/s"}, "as the unit of a time", id="unit"),
         pytest.param({"minimum": 1}, "or per_round for a rate", id="a-time-of-at-least"),

@@ -152,7 +152,7 @@ def test_a_model_that_knows_nothing_is_refused(tmp_path, capsys):
     words = ("--arch", "cpu", "--no-rates", "--output", str(tmp_path / "mine.toml"))
     with another_model(knows=False) as url:
         assert cli.main(["init-profile", "--base-url", url, *words]) == 4
-    assert "expected a right continuation" in capsys.readouterr().err
+    assert "expected the right continuation" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

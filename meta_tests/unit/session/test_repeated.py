@@ -130,7 +130,7 @@ def test_numbers_go_on_from_the_older_file_and_the_reports(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--every", "10m"], "--every: expected --base-url URL too"),
+        (["--every", "10m"], "--every: expected --base-url URL as well"),
         (["--every", "soon", "--base-url", "http://127.0.0.1:1"], "--every soon: expected a dur"),
         (["--every=1m", "--base-url=http://127.0.0.1:1", "--certify"], "--every and --certify"),
         (["--every=1m", "--base-url=http://127.0.0.1:1", "--plan=full"], "--every and --plan"),

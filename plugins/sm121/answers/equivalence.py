@@ -318,8 +318,9 @@ class Continuations:
             )[0]
         if judged.unjudged:
             raise NotRun(
-                f"{about}: {judged.unjudged} tokens after a fork within the noise "
-                "were not judged: the engine returns no token ids (return_token_ids)"
+                f"{about}: {judged.unjudged} tokens were not compared, because they follow a "
+                "position where two tokens are equally likely, and the engine returns no token "
+                "ids (return_token_ids)"
             )
         return None
 

@@ -113,7 +113,10 @@ class GoldenComparison:
         unjudged = sum(agreed.unjudged for agreed in self.agreements.values())
         if unjudged:
             required = "token ids, so that the rest can be requested (return_token_ids)"
-            observed = f"{unjudged} tokens after a fork within the noise were not judged"
+            observed = (
+                f"{unjudged} tokens were not compared, because they follow a position where two "
+                "tokens are equally likely"
+            )
             raise NotRun(Fact(required, observed, about, evidence=self.summary()))
 
     def summary(self) -> str:

@@ -17,7 +17,7 @@ SLICE = 4
 #: Up to this position, samples are counted per prefix, because enough samples have the same
 #: preceding tokens.
 _SHARED = 2
-_SAMPLES = "samples by the reported probabilities"
+_SAMPLES = "samples that follow the reported probabilities"
 _EVERYWHERE = "at all positions"
 
 

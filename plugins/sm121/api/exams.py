@@ -341,7 +341,7 @@ def _form_fault(form: Form | None, content: str | None) -> str | None:
         try:
             jsonschema.validate(json.loads(content), form.json_schema)
         except (ValueError, jsonschema.ValidationError) as error:
-            return str(Fact("JSON by the schema", observed, evidence=f"{error!s:.200}"))
+            return str(Fact("JSON according to the schema", observed, evidence=f"{error!s:.200}"))
     elif form.regex is not None and not re.fullmatch(form.regex, content):
         return str(Fact(f"a match of {form.regex}", observed))
     elif form.choice is not None and content not in form.choice:

@@ -72,7 +72,7 @@ def _require_valid(form: Json, content: str | None) -> None:
     try:
         jsonschema.validate(json.loads(content or ""), schema)
     except (ValueError, jsonschema.ValidationError) as error:
-        require(False, "JSON by the schema", f"{content!r} ({error})")
+        require(False, "JSON according to the schema", f"{content!r} ({error})")
 
 
 def _complete_biased(api: Api, form: Json, ids: Mapping[str, int]) -> str:

@@ -462,7 +462,9 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
     if not isinstance(extends, str):
         raise UsageError(f"{key} expected the name or path of a profile, got {extends!r}")
     if "name" not in table:
-        raise UsageError(f"{origin}: key name: required key is missing: expected a name of its own")
+        raise UsageError(
+            f"{origin}: key name: required key is missing: expected a name other than the parent's"
+        )
     if origin in children:
         chain = " -> ".join([*children[children.index(origin) :], origin])
         raise UsageError(f"{key} expected no cycle, got {chain}")

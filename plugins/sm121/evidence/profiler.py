@@ -197,7 +197,7 @@ def _post(http: httpx.Client, path: str) -> None:
             "later)"
         )
     if status != 200:
-        raise NotRun(f"the server answers {path} with status {status}; its log says why")
+        raise NotRun(f"the server answers {path} with status {status}; its log shows the reason")
 
 
 def _written(traces: Path) -> set[Path]:

@@ -151,7 +151,7 @@ class Signature(LinePattern):
             pass  # the id is the value
         elif self.template is not None:
             if captures or self.value is not None:
-                raise ValueError("template stands instead of value and of the group of that name")
+                raise ValueError("expected template, or value or the group of that name, not both")
         elif captures == (self.value is not None):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
 

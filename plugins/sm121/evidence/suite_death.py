@@ -45,7 +45,7 @@ def write_crash_bundle(
     kills: list[str] = []
     if suite is not None:
         kills = kernel.killed({suite})
-    by_kernel = f"; the kernel says: {kills[-1]}" if kills else ""
+    by_kernel = f"; the kernel's message: {kills[-1]}" if kills else ""
     cause = failure.ended("suite_killed", kills[-_QUOTED:], kernel=by_kernel)
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     evidence = crash_bundle.Evidence(

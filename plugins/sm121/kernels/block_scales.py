@@ -65,7 +65,7 @@ class Projection:
             return []
         return [
             Fact(
-                "an error that is explained by the scale of one block to a share of at most",
+                "a wrong scale of one block to explain a share of the error of at most",
                 about="block scale",
                 value=self.share,
                 limit=LIMIT,

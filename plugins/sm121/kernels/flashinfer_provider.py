@@ -259,7 +259,7 @@ class FlashInferIdentityProvider(FlashInferProvider):
     def __init__(self) -> None:
         super().__init__()
         if self.activations != "mxfp8":
-            raise NotRun("experts with MXFP8 activations are on SM10x and SM12x alone")
+            raise NotRun("FlashInfer has experts with MXFP8 activations only for SM10x and SM12x")
         self.activations = "e4m3"
 
     def quantised(self, _q: Tensor, scales: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -127,7 +127,7 @@ def judge_blocks(
     if least:
         wrong.append(
             Fact(
-                f"every scale by the rule {rule_name}",
+                f"every scale according to the rule {rule_name}",
                 f"another scale in {least} of {scales.size} blocks; declare the rule or follow one",
             )
         )

@@ -216,7 +216,7 @@ class MeasuredCell:
         sent: list[TimedBatch] = []
         compiled: list[list[str]] = []
         if self.concurrency == 1 and not self.server.needs_ids:
-            self.server.show(f"{title}: token ids against usage")
+            self.server.show(f"{title}: comparing the token ids with usage")
             sent.append(self._send(self.shape.tokens, 1, keep=False, ids=True))
             for answer in sent[0].answers:
                 validity.check_twin(answer, self.doubts)

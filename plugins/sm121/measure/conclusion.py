@@ -118,8 +118,8 @@ def conclude(
         return Verdict.INCONCLUSIVE, Fact("", f"the box is DEGRADED: {box}", name)
     if measurement.clock == "chunks" and measurement.unit == "tok/s":
         observed = (
-            "tokens were counted by chunks, since the server sends neither token ids nor usage; "
-            "no gate decides on that alone"
+            "chunks were counted instead of tokens, since the server sends neither token ids nor "
+            "usage; no gate decides on a number of chunks"
         )
         return Verdict.INCONCLUSIVE, Fact("", observed, name, evidence=decision.reason)
     return decision.verdict, decision.fact

@@ -301,7 +301,7 @@ def _side(
         return above, ""
     memory = ""
     if effective < 0.7 * count:
-        memory = f", which stand for {effective:.0f} independent ones,"
+        memory = f", whose effective sample size is {effective:.0f},"
     return None, f"the spread of {count} rounds{memory} is too wide"
 
 

@@ -100,12 +100,12 @@ def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
         if disagrees:
             findings.against(
                 "chunk_clock",
-                f"{tokens} chunks with text, usage says {usage} tokens: a chunk of this server "
+                f"{tokens} chunks with text, usage reports {usage} tokens: a chunk of this server "
                 "is not one token",
             )
         return
     if disagrees:
-        evidence = f"{tokens} tokens by {clock}, usage says {usage} ({requested} requested)"
+        evidence = f"{tokens} tokens by {clock}, usage reports {usage} ({requested} requested)"
         findings.against("token_accounting", evidence)
     elif tokens < requested:
         reasons = [chunk.finish for chunk in answer.chunks if chunk.finish]
@@ -202,7 +202,7 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
         if chunk.counted is not None and chunk.counted != ids:
             findings.against(
                 "token_accounting",
-                f"{ids} token ids so far, their usage says {chunk.counted} (an untimed "
+                f"{ids} token ids so far, their usage reports {chunk.counted} (an untimed "
                 f"request of {twin.asked_tokens} tokens)",
             )
             return
@@ -210,7 +210,7 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
         reason = "short_answer" if twin.completion_tokens == ids else "token_accounting"
         findings.against(
             reason,
-            f"{ids} token ids of {twin.asked_tokens} came (an untimed request), usage says "
+            f"{ids} token ids of {twin.asked_tokens} came (an untimed request), usage reports "
             f"{twin.completion_tokens}",
         )
 
@@ -238,7 +238,7 @@ def check_chat(
     usage = answer.completion_tokens or 0
     if abs(generated - usage) > _CHAT_TOKENS * generated:
         reason = "token_accounting" if usage > generated else "other_clients"
-        evidence = f"usage says that a chat has {usage} tokens, the counters {generated:.0f}"
+        evidence = f"usage reports that a chat has {usage} tokens, the counters {generated:.0f}"
         findings.against(reason, evidence)
 
 
@@ -323,7 +323,7 @@ def _check_generated(
         )
         findings.against("other_clients", evidence)
     elif generated < arrived:
-        evidence = f"{arrived} tokens arrived, the counters say {generated:.0f} were generated"
+        evidence = f"{arrived} tokens arrived, the counters report {generated:.0f} were generated"
         findings.against("token_counters", evidence)
 
 

@@ -139,8 +139,8 @@ def compare_sides(sides: tuple[Side, Side], engine: str, a: Visit, b: Visit) -> 
     if not unknown and not differing and observed == requested_fields:
         values = [f"{name} {a.path.get(name)}" for name in sorted(requested_fields)]
         void = (
-            f"B ran what A ran ({', '.join(values) or 'the same options'}), so comparing "
-            f"{second.text!r} with {first.text!r} would compare a server with itself"
+            f"B ran the same configuration as A ({', '.join(values) or 'the same options'}), so "
+            f"comparing {second.text!r} with {first.text!r} would compare a server with itself"
         )
         return SideComparison(void, None)
     unobserved = requested_fields - observed

@@ -64,7 +64,9 @@ def _benchy_notes(data: dict[str, Any]) -> list[str]:
     notes = []
     if "latency_mode" in data:  # sparkrun merges files of several calls, and omits the mode
         latency = f"{data['latency_ms']:.3g} ms"
-        notes.append(f"latency mode {data['latency_mode']}, {latency} taken off pp")
+        notes.append(
+            f"latency mode {data['latency_mode']}, {latency} subtracted from the time of pp"
+        )
     if data.get("prefix_caching_enabled"):
         notes.append("prefix caching was on: pp at a depth is warm")
     return notes

@@ -140,8 +140,8 @@ def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSou
         return cause.remedy or f"ask {cause.owner}"
     if not _is_judged(path.log.model):
         return (
-            f"no profile of the suite judges {path.log.model}: write one (docs/extending.md), or "
-            "read each value's line with --json"
+            f"the suite has no profile for {path.log.model}: write one (docs/extending.md); "
+            "--json prints the log line of each value"
         )
     known = remedies(path, engine)
     if known:

@@ -82,8 +82,9 @@ def start(given: Sequence[str]) -> NoReturn:
     """
     if os.environ.get("PYTHONPATH"):
         raise errors.UsageError(
-            f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "
-            "table engine.environment of a profile of your own (--profile)"
+            f"{OPTION} with the variable PYTHONPATH: expected no such variable. If the engine "
+            "needs it, write it into the table engine.environment of a profile of your own "
+            "(--profile)"
         )
     variables = environment(os.environ, given)
     removed = sorted({*os.environ} - {*variables})
