@@ -149,7 +149,7 @@ pytestmark = pytest.mark.timeout(120)
         ),
         pytest.param(
             ("--server-log", "x.log"),
-            ("--server-log", "give --base-url"),
+            ("--server-log", "Give --base-url URL"),
             id="server-log without a URL",
             marks=pytest.mark.slow,
         ),

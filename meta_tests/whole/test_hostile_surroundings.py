@@ -387,7 +387,7 @@ def test_the_key_comes_from_a_file_or_a_variable(tmp_path, monkeypatch):
         ("", "expected a key"),
         pytest.param("SECRET\nSECRET", "expected a key", id="SECRET SECRET, expected a key"),
         pytest.param("SECRETé", "expected a key", id="SECRET, expected a key"),
-        pytest.param(bytes([255, 254]), "it is no text", id="bytes 255 254, it is no text"),
+        pytest.param(bytes([255, 254]), "it is not a text file", id="bytes 255 254, it is no text"),
     ],
 )
 def test_a_file_without_a_key_is_refused_and_not_shown(tmp_path, content, expected):

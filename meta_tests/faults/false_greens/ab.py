@@ -303,7 +303,7 @@ CASES = [
         clean=_compared(
             ["--moe-backend marlin", "--moe-backend=triton"], {"A": [{}], "B": [{"moe": "TRITON"}]}
         ),
-        expected="B ran what A ran",
+        expected="B ran the same configuration as A",
     ),
     Case(
         item="10 B that ran something else",

@@ -178,7 +178,7 @@ CASES = [
     _case(
         ("after a fork the answer of another request, and no prompt ids to ask again from"),
         _others_rest_without_prompts,
-        expected="not judged",
+        expected="were not compared",
     ),
     _case(
         "log-probabilities drift with each token that is decoded",

@@ -103,7 +103,7 @@ CASES = [
         name="a slow drift that ends below",
         fault=_series([round(54.6 - 0.12 * at, 2) for at in range(24)]),
         clean=_series([53.0] * 24),
-        expected="independent ones",
+        expected="effective sample size",
     ),
     Case(
         item="3 Throttling",
@@ -124,7 +124,7 @@ CASES = [
         name="too few rounds to know whether they have a memory",
         fault=_series([53.0, 53.0, 53.0, 53.0, 53.0]),
         clean=_series([53.0] * 24),
-        expected="a correlation of the rounds",
+        expected="whether they are correlated",
     ),
     Case(
         item="3 Throttling",

@@ -140,7 +140,7 @@ def test_too_few_samples_decide_nothing(test, monkeypatch):
     monkeypatch.setattr(sample_source, "MOST", 10)
     monkeypatch.setattr(sampled_chats, "MOST_CHATS", 0)
     with pytest.raises(
-        NotRun, match=r"no text .* off by a tenth|chats are too few to decide whether"
+        NotRun, match=r"no prompt .* wrong by 10 %|chats are too few to decide whether"
     ):
         check(test, lambda body: body, 1)
 

@@ -162,7 +162,7 @@ def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, checkpoint, c
         UsageError, match=rf"formats checkpoint, but the server rounds to {FORMATS}; make it again"
     ):
         oracle_file.refuse_other_rounding(made, Rounding.parse(FORMATS))
-    with pytest.raises(UsageError, match=rf"rounds {FORMATS}, the server kv=fp8;"):
+    with pytest.raises(UsageError, match=rf"formats {FORMATS}, but the server rounds to kv=fp8;"):
         oracle_file.refuse_other_rounding(served, Rounding.parse("kv=fp8"))
 
 

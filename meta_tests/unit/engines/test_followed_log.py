@@ -139,7 +139,7 @@ def test_without_docker_one_line_names_the_alternatives(monkeypatch, tmp_path):
 def test_a_container_without_a_server_to_attach_to_is_refused(run_pytest, served, tmp_path):
     environment = {"PATH": docker(tmp_path, served.log)}
     status, run = run_pytest("--arch", "cpu", "--container", "served", environment=environment)
-    assert status == 4 and "give --base-url too" in run.output, run.output
+    assert status == 4 and "Give --base-url URL" in run.output, run.output
 
 
 def test_a_stream_without_an_end_is_bounded_and_read_on(monkeypatch, tmp_path):

@@ -225,7 +225,7 @@ def test_the_installed_vllm_takes_these_arguments():
 
 def test_queries_that_are_quantised_as_well_are_not_run(monkeypatch):
     provider = vllm_provider(monkeypatch, "vllm-flash-attn")
-    with pytest.raises(NotRun, match="quantises the queries as well"):
+    with pytest.raises(NotRun, match="also quantises the queries"):
         checks.check(provider, case_of("decode_fp8", lengths=(5,)))
 
 

@@ -255,7 +255,7 @@ def test_without_sinks_the_wrapper_is_not_run():
 def test_xqa_of_an_fp8_cache_is_not_run_on_hopper():
     """Its kernel rounds queries and shares there, which the oracle does not."""
     provider = EmulatedProvider(emulation("0.7.4", (9, 0), WholeNames))
-    with pytest.raises(NotRun, match=r"mha_sm90\.cu rounds queries and shares to E4M3"):
+    with pytest.raises(NotRun, match=r"mha_sm90\.cu rounds queries and attention weights to E4M3"):
         checks.check(provider, of_name("decode_fp8", "fp8-full-attention-321"))
     assert checks.check(provider, of_name("decode", "window-page-32")) == []
 

@@ -88,5 +88,5 @@ def test_an_unsteady_machine_decides_what_has_a_gate_alone(invalid, required, ve
 
 def test_no_gate_decides_on_chunks():
     verdict, reason = conclude(57.0, GATE, clock="chunks")
-    assert verdict is Verdict.INCONCLUSIVE and "tokens were counted by chunks" in reason
+    assert verdict is Verdict.INCONCLUSIVE and "chunks were counted instead of tokens" in reason
     assert conclude(57.0, GATE, clock="usage")[0] is Verdict.PASS

@@ -86,6 +86,6 @@ def test_checks_without_data_from_the_server_are_unproven():
     assert sorted(line.partition(":")[0] for line in lines) == sorted(checks)
     joined = answer(*(event(ids=[i, i], counted=2 * i + 2) for i in range(4)))
     (line,) = unproven(validity.check_drafts, None, [joined], "token_ids")
-    assert line.startswith("speculation: several tokens come at once")
+    assert line.startswith("speculation: several tokens arrive at once")
     (line,) = unproven(validity.check_chat, whole, None, None)
     assert line.startswith("tokens of a chat by counters")

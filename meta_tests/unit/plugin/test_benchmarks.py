@@ -144,7 +144,7 @@ VERDICTS = {
             "clock": "chunks",
         },
         "INCONCLUSIVE",
-        "counted by chunks",
+        "chunks were counted instead of tokens",
     ),
     "tg128@d0": ({"samples": []}, "INVALID", "nothing was measured"),
     "ttft_p99": (

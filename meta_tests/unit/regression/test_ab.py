@@ -170,5 +170,5 @@ def test_sides_a_and_b_must_differ_in_what_ran(second, b, same, silent):
     why, unproven = visit_checks.compare_sides(
         sides, "vllm", Visit("A", path=a), Visit("B", path=b)
     )
-    assert (why is not None and "B ran what A ran" in why) is same
+    assert (why is not None and "B ran the same configuration as A" in why) is same
     assert (unproven is None) if silent is None else silent in unproven
