@@ -193,7 +193,7 @@ def test_a_method_that_no_row_describes_is_not_judged(tmp_path):
     found = inspection.of_folder(public.write(tmp_path))
     assert found.facts == ()
     assert found.unjudged == (
-        "the declared quantisation spqr: no row of fixtures/checkpoint.toml describes it",
+        "the declared quantisation spqr: no row of checkpoint.toml describes it",
     )
 
 

@@ -41,4 +41,6 @@ def test_a_comment_above_or_a_docstring_below_describes_a_field():
     found = described_schema.meanings(VerdictFile)
     assert found["question"].startswith("The question that replaced")
     assert found["arch"].startswith("The architecture of the target")
-    assert described_schema.meanings(Profile)["under_test"] == "The configuration that is judged."
+    assert described_schema.meanings(Profile)["under_test"] == (
+        "The configuration that is tested and measured."
+    )

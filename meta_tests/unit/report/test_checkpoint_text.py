@@ -37,7 +37,7 @@ def test_what_was_not_judged_has_status_5(tmp_path, capsys):
     public.config["quantization_config"] = {"quant_method": "spqr"}
     assert cli.main(["checkpoint", str(public.write(tmp_path))]) == 5
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "NOT_RUN: the label spqr: no row of checkpoint.toml describes it"
+        "NOT_RUN: the declared quantisation spqr: no row of checkpoint.toml describes it"
     )
 
 

@@ -44,7 +44,7 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
     """
     facts = [*_wrong_experts(held, config), *_missing_layers(held, config)]
     if own.unknown:
-        line = f"the declared quantisation {own.unknown}: no row of fixtures/checkpoint.toml describes it"
+        line = f"the declared quantisation {own.unknown}: no row of checkpoint.toml describes it"
         return LabelJudgement(tuple(facts), (), (line,))
     matrices = [_Matrix.of(own, each) for each in held if _is_judged(own, each)]
     left, notes = _left_alone(matrices)
