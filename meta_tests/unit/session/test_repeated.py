@@ -142,7 +142,7 @@ def test_numbers_go_on_from_the_older_file_and_the_reports(tmp_path):
             "--every and -m: expected one of them",
         ),
     ],
-    ids=["no server", "no duration", "certify", "plan", "no key", "no URL", "no value"],
+    ids=["no server", "no duration", "certify", "plan", "no key", "no URL", "no value", "m"],
 )
 def test_a_wrong_request_is_one_line(words, message, capsys):
     assert cli.main(["run", *words]) == 4
