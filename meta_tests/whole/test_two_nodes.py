@@ -2,6 +2,7 @@
 clients, its cause and the machine."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -31,7 +32,7 @@ from sm121.session.given_engine import GivenEngine
 from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
-RUN = "meta-two-real"
+RUN = f"meta-two-real-{os.getpid()}"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def shared_memory(managed: ManagedServer) -> set[Path]:
 
 def clients(server: Server, plant) -> list[tuple[str, float]]:
     """Return the results of four clients that run while a fault is injected, with the seconds."""
-    answers: list[tuple[str, float]] = []
+    ended: list[tuple[str, float]] = []
 
     def ask() -> None:
         body = {"model": "canary", "prompt": "One", "max_tokens": 4000, "ignore_eos": True}
@@ -90,7 +91,7 @@ def clients(server: Server, plant) -> list[tuple[str, float]]:
                 answer = str(http.post("/v1/completions", json=body).status_code)
             except httpx.HTTPError as error:
                 answer = type(error).__name__
-        answers.append((answer, time.monotonic() - began))
+        ended.append((answer, time.monotonic()))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -100,7 +101,7 @@ def clients(server: Server, plant) -> list[tuple[str, float]]:
     plant()
     for thread in threads:
         thread.join(130)
-    return answers
+    return [(answer, at - began) for answer, at in ended]
 
 
 FAULTS = {
