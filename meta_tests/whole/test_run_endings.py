@@ -98,7 +98,7 @@ def test_a_run_that_is_ended(start, signals, status):
     ("scenario", "seen"),
     [
         ("test_api_server_dies", "status -9"),
-        ("test_engine_core_dies", "engine_dead"),
+        ("test_engine_core_dies", "Cause: killed: VLLM::EngineCore"),
     ],
 )
 def test_a_server_that_dies(start, scenario, seen):
