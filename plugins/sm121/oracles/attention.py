@@ -1,8 +1,8 @@
 """Causal grouped-query attention with sinks and a sliding window, contiguous and paged.
 
 Source: the gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`). A
-    sink is an additional logit for each head, in natural-log units and without the scale. It takes
-    part in the softmax, but has no value that contributes to the output.
+sink is an additional logit for each head, in natural-log units and without the scale. It takes part
+in the softmax, but has no value that contributes to the output.
 
 Shapes: Hq query heads, Hkv key/value heads, D head size. Query head h reads KV head
 h div (Hq / Hkv).

@@ -21,8 +21,8 @@ class PrefillRate(Metric):
 
     The rate of one prompt is its length, including the depth (which is not cached), divided by the
     time to the first token. No overhead is subtracted from this time. The rate of several prompts
-    is their total length divided by the time until each request has its first token. Source:
-    llama-bench's pp, measured here by a client.
+    is their total length divided by the time until each request has its first token.
+    Source: llama-bench's pp, measured here by a client.
     """
 
     key: ClassVar[str] = "pp"

@@ -15,8 +15,8 @@ from sm121.measure.validity import Findings
 class TimeToFirstToken(TimeMetric):
     """``ttft_pQ``, ``ttft_cC_pQ``: time to the first chunk with a generated token.
 
-    An event with only a role, an empty event and a usage event do not count as tokens. Source:
-    vLLM's ``bench serve``, which counts tokens in another way.
+    An event with only a role, an empty event and a usage event do not count as tokens.
+    Source: vLLM's ``bench serve``, which counts tokens in another way.
     """
 
     key: ClassVar[str] = "ttft"
@@ -39,7 +39,7 @@ class TimePerToken(TimeMetric):
     """``tpot_pQ``: mean time per token after the first chunk of a request (1000 / decode rate).
 
     Source: vLLM's ``bench serve``, except that tokens which arrive with the first chunk do not
-        count.
+    count.
     """
 
     key: ClassVar[str] = "tpot"
