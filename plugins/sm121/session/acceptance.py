@@ -1,7 +1,8 @@
-"""Acceptance of draft tokens, watched on a running server from its counters.
+"""Watches the acceptance of draft tokens on a running server by its counters.
 
 The watch reads `/metrics` every ten seconds in a separate thread. If a reading fails, the watch
-records the reason and continues. `taken` returns the results and the number of failed readings.
+records the reason and continues. `AcceptanceWatch.taken` returns the results and the number of
+failed readings.
 """
 
 import contextlib
@@ -40,8 +41,9 @@ class AcceptanceReadings:
         deviation: The worst window of low acceptance, in words. None: there was none.
         missed: How many readings failed.
         why_missed: The error of the last reading that failed.
-        blind_s: The longest time without a reading, in seconds, of a server that drafts. 0.0: every
-            reading succeeded, or the server has no counters of drafts.
+        blind_s: For a server with speculative decoding, the longest time without a successful
+            reading, in seconds. 0.0: every reading succeeded, or the server has no counters of
+            drafts.
     """
 
     lowest: float | None = None
@@ -102,7 +104,8 @@ class Acceptance:
 
         Args:
             at_s: When it was read, by a monotonic clock.
-            now: The reading. After counters that fell, the windows begin anew.
+            now: The reading. If a counter is lower than before, the windows begin anew, because the
+                server was restarted.
         """
         self._read_at_s = at_s
         self._drafts = self._drafts or now.values.get("draft_tokens", 0.0) > 0.0

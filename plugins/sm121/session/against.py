@@ -98,7 +98,7 @@ def compare_with_trusted(
     unasked = judging.compare_tests(asked_for)
     levels = {test.level for test in run.tests}
     report.not_asked = sorted({test.level for test in unasked} - levels)
-    if run.shard is None:  # another shard may have what the trusted run has
+    if run.shard is None:  # another shard may have the tests of the trusted run
         judging.require_anything_in_common()
     judging.compare_paths()
     judging.compare_metrics(_lost(before, unasked))
@@ -251,7 +251,7 @@ class _Judge:
                 yield _MetricVerdict(change.metric, change.verdict, change.text)
 
     def _obstacle(self) -> _MetricVerdict | None:
-        """Why no metric can be compared: another machine, or a DEGRADED box."""
+        """Return why no metric can be compared (another or a DEGRADED machine), or None."""
         before = self._before.fingerprint or Fingerprint()
         now = self._run.fingerprint or Fingerprint()
         apart = this_machine.differences(before.machine, now.machine)
@@ -311,10 +311,11 @@ def _measured(run: VerdictFile, trusted: Trusted) -> dict[str, MetricReport]:
 def _not_executed(
     before: VerdictFile, run: VerdictFile, asked_for: Callable[[TestReport], bool]
 ) -> tuple[dict[str, str], list[TestReport]]:
-    """Find the tests that ran before and not in this run.
+    """Find the tests that ran in the trusted run (`before`) but not in this run.
 
     Returns:
-        The reasons, by id, for tests that this run selects; and the tests that it does not select.
+        Two values: for each such test that this run requested, the reason by its id; and the tests
+        that this run did not request.
     """
     tests = {test.id: test for test in run.tests}
     reasons: dict[str, str] = {}
@@ -386,6 +387,6 @@ def _engine(run: VerdictFile) -> str:
 
 
 def _asked_before(run: VerdictFile) -> set[str]:
-    """Return the levels that come before the performance level and of which a test ran."""
+    """Return the levels before the performance level of which at least one test ran."""
     levels = LEVELS[: LEVELS.index("performance")]
     return {test.level for test in run.tests if test.executed}.intersection(levels)

@@ -12,16 +12,16 @@ from sm121.api.client import together
 from sm121.client.completions import Asker
 from sm121.core.level_settings import AgreementBound, GoldenBound
 
-#: How many times its spread a difference may be; a divergence grows with the square of it. Kernels
-#: of equal precision changed the answers of two small models by up to 1.6 times their spread, one
-#: projection of one layer scaled by 1.1 by at least 3.4 times
-#: (docs/another-model.md).
+#: The largest accepted difference, as a multiple of the server's spread. A divergence grows with
+#: the square of the difference. Kernels of equal precision changed the answers of two small models
+#: by up to 1.6 times their spread. A projection of one layer that was scaled by 1.1 changed them by
+#: at least 3.4 times their spread (docs/another-model.md).
 _ALLOWANCE = 2.5
 #: The rounding errors of float32: the smallest bounds, of `cpu-tiny-gpt-oss`.
 _FLOAT32_MAX = 1e-3
 _FLOAT32_MEAN = 1e-4
 _FLOAT32_DIVERGENCE = 1e-5
-#: A difference in nats that no answer has, so that any difference is measured.
+#: A tolerance in nats that no difference exceeds, so that every difference is measured.
 _ANY = 1e6
 
 
@@ -31,7 +31,7 @@ def measure(asker: Asker, prompts: PromptSet, fork: float) -> GoldenComparison:
     Args:
         asker: The client of the server.
         prompts: The prompt set.
-        fork: The difference in nats at which two tokens are equally likely.
+        fork: The difference in nats up to which two tokens count as equally likely.
 
     Raises:
         NotRun: The engine sends no log-probabilities.
@@ -82,5 +82,5 @@ def bound_of(spread: GoldenComparison, base: GoldenBound, date: str) -> GoldenBo
 
 
 def _bound(value: float, least: float, most: float) -> float:
-    """Return a value between two others, with two digits."""
+    """Clamp a value to the range from `least` to `most`, and round it to two significant digits."""
     return float(f"{min(max(value, least), most):.2g}")

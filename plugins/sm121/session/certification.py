@@ -54,7 +54,7 @@ def foreign_tests(root: Path) -> list[str]:
         root: A folder with the layout of a checkout, but not under git.
 
     Returns:
-        Their paths in the folder, sorted; missing ones, too.
+        Their paths in the folder, sorted. The paths of missing files are included.
     """
     shipped = dict(_file().files)
     present = digests(root)

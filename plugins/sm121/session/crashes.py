@@ -47,10 +47,11 @@ class CrashDesk:
     """Reports each abnormal end in a run once, and has the server replaced.
 
     Args:
-        record: Where the crash is written, and what its bundle may not show.
+        record: The record of the run, which gets the crash and knows the secrets that no bundle may
+            show.
         settings: The settings of the run.
-        again: Returns the command that repeats a test, or without one the whole run, with
-            ``--engine-debug``. None if no command line began the run.
+        again: Returns the command that repeats the given test with ``--engine-debug``, or the whole
+            run if the test is None. None if the run was not started by a command line.
 
     Attributes:
         before: The moment at which the run began.
@@ -111,7 +112,7 @@ class CrashDesk:
 
         Args:
             servers: The servers of the run.
-            end: The error of its start, or its death.
+            end: The error of the server's failed start, or the error that reports its death.
             test: The test's id; None between two tests.
 
         Returns:

@@ -78,8 +78,8 @@ class DecodeRequest:
         backends: The experts' backends that were requested; empty: those of the configuration.
         traces: The folder into which a running server writes its traces.
         engine_python: The Python interpreter of the engine that is started; None: this one.
-        arguments: More arguments of this engine.
-        environment: More variables of it.
+        arguments: More arguments of the engine that is started.
+        environment: More environment variables of this engine.
         output: The folder of the report.
     """
 
@@ -105,9 +105,10 @@ class Subject:
         prompt: Tokens of the prompt; None: not known.
         backends: The requested backends of the experts; empty: not known.
         layout: The KV layout that the log shows; None: not known.
-        limits: The limits of a token and of the experts.
+        limits: The time limits of a token and of the experts.
         bound_ms: The shortest time of a token that the memory allows; None: not known.
-        moe_bound_ms: The same, for the experts of one layer.
+        moe_bound_ms: The shortest time of the experts of one layer that the memory allows; None:
+            not known.
         bound_formats: The formats of the bound if the subject's own are not known; else empty.
         no_bound: The reason why there is no bound.
         faults: The faults that are not about kernels.
@@ -135,7 +136,8 @@ class DecodeResult:
         time: Their times by part; None on a CPU.
         faults: The unmet requirements.
         not_run: The requirements that could not be judged, with the reasons.
-        follows: The conclusions, by the decision table of the guide.
+        follows: The conclusions, by the decision table of the SM121 testing guide
+            (`docs/from-the-plan.md`).
     """
 
     subject: Subject
@@ -232,10 +234,10 @@ def _of_unknown_configuration(name: str, prompt: int | None, request: DecodeRequ
 
 
 def limits_of(profile: Profile, prompt: int | None) -> Limits:
-    """Return the limits of a decode behind a prompt: the gates of a profile, else the guide's.
+    """Return the limits of a decode after a prompt: a profile's gates, or else the testing guide's.
 
-    The gate ``tpot_p50`` and the guide's limit are for the profile's own prompt. Behind a longer
-    prompt, the gate on the rate at the next depth applies.
+    The gate ``tpot_p50`` and the limit of the SM121 testing guide (`docs/from-the-plan.md`) are for
+    the profile's own prompt. After a longer prompt, the gate on the rate at the next depth applies.
 
     Args:
         profile: The profile. If it is resolved for a configuration (`Profile.judging`), the

@@ -52,7 +52,7 @@ class InitRequest:
     Attributes:
         base_url: The address of a running server; None: the suite starts one.
         model: The folder or hub id of the checkpoint. With a URL, it is only read.
-        served_name: The model of a server that serves several.
+        served_name: The served name of the model, if the server serves several models.
         log: The log of the running server.
         engine: The name of the engine that is started.
         engine_arguments: The arguments of the engine that is started.
@@ -102,7 +102,7 @@ def run(request: InitRequest, say: Say) -> list[Path]:
 
 
 def _draft(request: InitRequest, server: Server, can: Capabilities, arch: str, say: Say) -> Draft:
-    """Ask the server for everything that the profile needs."""
+    """Read everything that the profile needs from the server."""
     facts = served_facts.read_facts(server, can, request.model)
     limit = min(_ANSWER_TOKENS, (facts.context or 4096) // _SHARE)
     examiner = ExamClient(server.endpoint, limit, can.file.reasoning_field, say)
@@ -199,7 +199,10 @@ def _server(request: InitRequest, arch: str, say: Say) -> Iterator[tuple[Server,
 
 
 def _attached(request: InitRequest, url: str, say: Say) -> tuple[Server, Capabilities]:
-    """Probe the running server. Its log is dropped if it is not proven to be its own."""
+    """Probe the running server.
+
+    Its log is ignored unless the log is proven to be of this server.
+    """
     server = attached.attach(
         url,
         api_key=given_key.api_key(lambda _option: None),

@@ -1,4 +1,4 @@
-"""Which questions of the shipped exams a server answers correctly in each of three rounds."""
+"""Finds the questions of the shipped exams that a server answers correctly three times."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -36,13 +36,13 @@ class KnownAnswers:
     facts: tuple[Question, ...]
     chats: tuple[Chat, ...]
     tool_calls: tuple[ToolCall, ...]
-    #: The number of facts that were asked.
+    #: The number of questions about facts that were sent.
     asked: int
     #: Whether the server separates reasoning from the answer.
     reasons: bool
     #: The number of tokens of the longest answer to a fact.
     longest: int
-    #: The reason for no tool calls; empty if there are some.
+    #: Why there are no tool calls among them; empty if there are some.
     why_no_tools: str = ""
 
 
@@ -95,7 +95,7 @@ class ExamClient:
     def _kept(
         self, items: Sequence[_Item], is_right: Callable[[_Item], bool], what: str
     ) -> list[_Item]:
-        """Return the items that are right in each round."""
+        """Return the items that the server answers correctly in each round."""
         kept = list(items)
         for number in range(1, ROUNDS + 1):
             answers = together(is_right, kept, at_once=_CONCURRENCY)

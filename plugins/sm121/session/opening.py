@@ -91,10 +91,10 @@ def prepare(
     Args:
         settings: The settings of the run.
         chosen: The target; resolved from the settings if it is not given.
-        collected: The tests that will be decided; None without any.
-        selected: What is known about the tests; None without any.
+        collected: The tests that will get a verdict; None without tests.
+        selected: Facts about the tests, for the decisions at the end; None without tests.
         say: Shows a line of progress.
-        verbose: Whether remarks are shown at once, too.
+        verbose: Whether remarks are also shown at once.
         resume: Whether the directory's run is continued. The caller sets the `log` of its events.
         again: See `CrashDesk`.
 
@@ -153,7 +153,7 @@ def _log(directory: Path, opened: Opened, *, resume: bool) -> EventLog:
 
 
 def _with_log(settings: Settings, followed: FollowedLog | None) -> Settings:
-    """Return the settings; if the server's log is a stream, its copy replaces it."""
+    """Return the settings; if the server's log is a stream, a copy replaces the stream."""
     if followed is None or settings.attached is None:
         return settings
     given = dataclasses.replace(settings.attached, log=followed.path, log_name=followed.name)
@@ -260,7 +260,7 @@ def _take_directory(
     """Take the report directory, or a worker's folder in it.
 
     Returns:
-        The settings with that folder, the run's id, and the directory, whose lock is held open.
+        The settings with that folder, the run's id, and the directory, which stays locked.
     """
     worker = settings.worker
     run_id = uuid.uuid4().hex[:12]

@@ -28,7 +28,7 @@ _PATH_FIELDS = ("attention", "attention_decode", "moe", "kv_layout", "kv_cache_d
 _LEFT_OUT = re.compile(r"model|model_tag|host|port|served_model_name|.*(?:key|token|ssl|uds).*")
 #: The tables that depend on the machine and not on the model; the shipped profile has them.
 _OF_THE_MACHINE = ("stress", "box", "regression", "test_timeout_s")
-#: Contexts that are measured in front of a prompt, in tokens.
+#: Lengths of the context before a measured prompt, in tokens.
 _DEPTHS = (512, 4096, 16384, 32768)
 #: The longest time of a prompt that fills a depth, in seconds.
 _LONGEST_PREFILL_S = 20.0
@@ -44,9 +44,10 @@ class Draft:
         arch: The architecture of the target.
         date: The day, in ISO 8601.
         facts: What the server shows.
-        known: The questions that the server answered.
+        known: The questions that the server answered correctly in each round.
         measured: Its rates and times; None: they were not measured.
-        arguments: The arguments that the user gave; empty: those in the log.
+        arguments: The engine's arguments that the user gave; empty: the profile gets those in the
+            log.
         no_rates: The reason for missing rates.
         spread: The difference between answers alone and in a batch; None: it was not measured.
     """
@@ -135,13 +136,13 @@ class Draft:
 
     @property
     def accepted_fallbacks(self) -> dict[str, str]:
-        """The fallbacks of the log that the shipped profile of this machine accepts, with why."""
+        """The fallbacks in the log that this machine's shipped profile accepts, with reasons."""
         accepted = self.base.kernel_path.accepted_fallbacks
         return {name: accepted[name] for name in self.facts.path.fallbacks if name in accepted}
 
     @property
     def missing_path(self) -> list[str]:
-        """The values of the kernel path that nothing shows."""
+        """The values of the kernel path for which there is no evidence."""
         missing = [name for name in ("attention", "moe", "dtype") if name not in self.required_path]
         if self.facts.has_experts is False and "moe" in missing:
             missing.remove("moe")
@@ -188,7 +189,7 @@ class Draft:
 
     @property
     def invalid_numbers(self) -> list[str]:
-        """The numbers that are no gates, with the reason."""
+        """The measured numbers that cannot be gates, with the reasons."""
         numbers: Mapping[str, Number] = self.measured.numbers if self.measured else {}
         return [f"{name}: {number}" for name, number in numbers.items() if not number.valid]
 
@@ -235,7 +236,7 @@ class Draft:
 
     @property
     def fork(self) -> float:
-        """The shipped profile's difference in nats at which two tokens are equally likely."""
+        """The difference in nats up to which the shipped profile takes tokens as equally likely."""
         return float(self.tolerances("golden")["auto"]["fork"])
 
 

@@ -22,12 +22,12 @@ class RecordRequest:
     """The arguments of the command.
 
     Attributes:
-        profile: Name or path of the profile; None: by architecture.
+        profile: Name or path of the profile; None: that of the architecture.
         configuration: The configuration; None: the one under test.
         engine_python: The interpreter of the engine.
         arguments: More arguments of the engine.
-        environment: More variables of it.
-        image_id: The id of the image; None: as the variable says.
+        environment: More environment variables of the engine.
+        image_id: The id of the container image; None: the value of the variable SM121_IMAGE_ID.
     """
 
     profile: str | None = None

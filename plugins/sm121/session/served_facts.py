@@ -1,4 +1,4 @@
-"""The facts that a running server shows: its engine, its kernel path, its chats, its checkpoint."""
+"""Reads what a running server shows: its engine, kernel path, chat template and checkpoint."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from sm121.engines.capabilities import Capabilities
 from sm121.evidence import kernel_path
 from sm121.evidence.kernel_path import KernelPath
 
-#: The time limit of a page that is no generation, in seconds.
+#: The time limit in seconds of a request that generates no text.
 _PAGE_WITHIN_S = 30.0
 #: A question that any capable model answers.
 QUESTION = "What is the capital of France?"
@@ -84,7 +84,7 @@ class ServedFacts:
 
 
 def read_facts(server: Server, can: Capabilities, model: str | None = None) -> ServedFacts:
-    """Read everything that a server shows: its pages, its answers, its log and its checkpoint.
+    """Read the facts from a server's HTTP endpoints, its answers, its log and its checkpoint.
 
     Args:
         server: The server, probed, with its log if that is proven to be its own.
@@ -116,7 +116,7 @@ def read_facts(server: Server, can: Capabilities, model: str | None = None) -> S
 
 
 def _chat_template(server: Server, folder: Path | None) -> ChatTemplate:
-    """Return the rendered chat, by vLLM's or llama-server's pages."""
+    """Return the chat as an HTTP endpoint of vLLM or llama-server renders it."""
     messages = [{"role": "user", "content": QUESTION}]
     with server.endpoint.http(timeout_s=_PAGE_WITHIN_S) as http:
         prompt = _by_tokens(http, server.endpoint.served_name, messages)
@@ -133,7 +133,7 @@ def _chat_template(server: Server, folder: Path | None) -> ChatTemplate:
 
 
 def _by_tokens(http: httpx.Client, model: str, messages: Sequence[Any]) -> str | None:
-    """Return the text of a chat's tokens, without a first token that the server adds to texts."""
+    """Return the text of a chat's tokens, without a first token that the server always adds."""
     rendered = {"model": model, "messages": messages, "add_generation_prompt": True}
     ids = _posted(http, "/tokenize", rendered).get("tokens")
     if not ids:

@@ -81,7 +81,7 @@ class Settings:
         return profile.expected(given.profile, given.arch, self.engine.name, given.marked)
 
     def measuring_plan(self, chosen: Profile) -> Plan:
-        """Return what is measured under a profile.
+        """Return the plan of the measurements under a profile.
 
         Args:
             chosen: The profile of the run.
@@ -89,7 +89,7 @@ class Settings:
         return Plan.of(chosen, plan=self.plan, sizes=self.measuring.sizes)
 
     def without_number(self, chosen: Profile) -> list[str]:
-        """Return the gates of decode rates that ``--depths`` leaves without a number.
+        """Return the gates of decode rates that are not measured: ``--depths`` omits their depth.
 
         Args:
             chosen: The profile of the run.

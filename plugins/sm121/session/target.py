@@ -175,7 +175,7 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
         The server with its nodes; None if the suite is to start one itself.
 
     Raises:
-        UsageError: The server does not answer, or is not the one that was asked for.
+        UsageError: The server does not answer, or is not the requested one.
     """
     given = settings.attached
     if given is None:
@@ -204,8 +204,8 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
         The server. It has the log only if the log is proven to belong to this server.
 
     Raises:
-        UsageError: The server does not answer, or is not the one that was asked for. Or the log is
-            proven to be of another server.
+        UsageError: The server does not answer, or is not the requested one. Or the log is proven to
+            be of another server.
     """
     given = settings.attached
     default_name = chosen.model.served_name
