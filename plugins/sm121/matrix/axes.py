@@ -95,11 +95,12 @@ class AxisValue(DataTable):
     unproven: Annotated[str, Field(min_length=3)] | None = None
     #: Fallbacks in the log (ids of ``fixtures/signatures``) that are normal with the value.
     fallbacks: tuple[str, ...] = ()
-    #: Bounds on the differences of its answers. None: those of the baseline's dtype.
+    #: Bounds on how the answers with the value differ. None: those of the baseline's dtype.
     bound: level_settings.GoldenBound | None = None
-    #: Whether its answers are also compared with the oracle, which rounds as the server does.
+    #: Whether the answers with the value are also compared with the oracle, which rounds as the
+    #: server does.
     oracle: bool = False
-    #: How much slower than the baseline it may be. None: the profile's threshold.
+    #: How much slower than the baseline the value may be. None: the profile's threshold.
     may_be_slower: _Fraction | None = None
 
     @model_validator(mode="before")

@@ -264,7 +264,7 @@ class _Search:
 def _clears(record: CellRecord, outcome: CellOutcome) -> bool:
     """Whether a cell shows that its values do not cause an outcome.
 
-    It does if it reached and passed the check that results in that outcome.
+    A cell shows this if it reached and passed the check that otherwise results in the outcome.
     """
     if record.outcome is CellOutcome.PASS:
         return True

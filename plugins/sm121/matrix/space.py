@@ -62,7 +62,7 @@ class Space:
         self._require_cells()
 
     def _setting_of(self, value: AxisValue) -> Setting | None:
-        """Return the engine's setting for a value of an axis, or None; one for its build first."""
+        """Return the setting for a value of an axis, preferably one for the build, or None."""
         fitting = []
         for setting in value.settings:
             if setting.engine != self.engine or not setting.fits(self.version, self.options):

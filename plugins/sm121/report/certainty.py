@@ -14,7 +14,7 @@ def interval(metric: MetricReport) -> str:
         metric: The metric's entry in verdict.json.
 
     Returns:
-        ``50.1 to 52.3, 95% sure``, ``95% sure``, or an empty text.
+        The text, for example ``50.1 to 52.3, 95% sure`` or ``95% sure``; empty if neither is known.
     """
     confidence = ""
     if metric.confidence is not None:

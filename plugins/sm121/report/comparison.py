@@ -205,7 +205,7 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
 
 
 def _by_configuration(one: VerdictFile, other: VerdictFile) -> FingerprintDifference | None:
-    """Return the different configurations of one profile, which have different gates; or None."""
+    """Return the difference if two runs used two configurations of one profile, else None."""
     first = one.fingerprint or Fingerprint()
     second = other.fingerprint or Fingerprint()
     if one.profile != other.profile or first.profile == second.profile:
@@ -238,10 +238,10 @@ def _asked(run: VerdictFile, fields: set[str]) -> Fingerprint:
 
 
 def label(metric: str) -> str:
-    """Return a metric's name as llama-bench writes it: ``pp2048 @ d4096``.
+    """Return a metric's name as llama-bench writes it, for example ``pp2048 @ d4096``.
 
     Args:
-        metric: The metric's name: ``pp2048@d4096``.
+        metric: The metric's name, for example ``pp2048@d4096``.
     """
     return metric.replace("@d0", "").replace("@d", " @ d")
 
@@ -297,14 +297,14 @@ def markdown(sources: Sequence[Source]) -> str:
 
 
 def trades(sources: Sequence[Source]) -> list[str]:
-    """Compare speed and price of rounding of each later run with those of the first run.
+    """Compare the speed and the price of rounding (accuracy cost) of each run with the first run's.
 
     Args:
         sources: The results. Only runs of this suite are compared.
 
     Returns:
-        One line per run that, like the first run, has a rate and a price; with the verdict on the
-        price.
+        One line per later run, with the verdict on its price. A run without a rate or a price has
+        no line.
     """
     runs = [(source.name, source.run) for source in sources if source.run is not None]
     if not runs:

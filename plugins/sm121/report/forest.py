@@ -1,7 +1,7 @@
 """A forest plot: per metric, how much better or worse B is than A, with its interval.
 
-Right means better in every row, also for metrics of which less is better, so that one band can show
-the allowed loss. Each row belongs to a table that also shows the numbers.
+In every row, a point further right is better, also for metrics of which less is better, so that one
+band can show the allowed loss. Each row belongs to a table that also shows the numbers.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The text output of ``sm121 path`` and ``sm121 box``: one row per question."""
+"""The text output of ``sm121 path`` and ``sm121 box``: a table of names and texts."""
 
 from sm121.core import templates
 

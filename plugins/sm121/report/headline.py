@@ -39,13 +39,13 @@ class Headline:
     reservations: tuple[str, ...] = ()
     #: ``certified``, with the number of waivers; empty for a run that is not certified.
     certificate: str = ""
-    #: The values that are rounded beyond the checkpoint, and the accuracy cost; empty if it was not
-    #: measured.
+    #: The parts that the server rounds more than the checkpoint does, and the accuracy cost of that
+    #: rounding; empty if the cost was not measured.
     price: str = ""
 
     @property
     def word(self) -> str:
-        """The verdict with its qualification: ``PASS (not certified: ...)``."""
+        """The verdict with its qualification, for example ``PASS (not certified: ...)``."""
         if self.verdict is not Verdict.PASS or not (self.reservations or self.certificate):
             return self.verdict.value
         how = self.certificate or "not certified"

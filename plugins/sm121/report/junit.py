@@ -48,7 +48,7 @@ def xml(report: StoredReport) -> str:
 
 
 def element_of(test: TestReport) -> str:
-    """Return the name of the element in the case of a test; empty for a test that passed.
+    """Return the name of the XML element inside a test's ``testcase``; empty for a passed test.
 
     Args:
         test: The test.

@@ -21,7 +21,7 @@ from sm121.run.verdict_file import MetricReport, VerdictFile
 
 #: Maximum number of rates above their bound that are named.
 _MOST_ABOVE = 3
-#: The order of these metrics after the rates; all others come last.
+#: These metrics follow the rates in this order; all other metrics come last.
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99", "e2e_p99")
 #: The lowest grade of a gate, which a PASS does not mention.
 _LOWEST_GRADE = "minimum"
@@ -169,7 +169,7 @@ def share(metric: MetricReport) -> str:
         metric: The metric's entry in verdict.json.
 
     Returns:
-        ``80 % of 74.2``; empty if the bound is unknown.
+        The share, for example ``80 % of 74.2``; empty if the bound is unknown.
     """
     if metric.roofline is None:
         return ""
@@ -183,7 +183,7 @@ def bound_doubt(run: VerdictFile) -> str | None:
     """Return why the bound of the rates is too low.
 
     Args:
-        run: The verdict file. The bandwidth was measured at the first reading of the box.
+        run: The verdict file. Its bandwidth was measured at the first reading of the machine.
 
     Returns:
         One line, or None if nothing shows that the bound is too low.

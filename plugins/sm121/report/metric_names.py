@@ -66,7 +66,7 @@ def rate(name: str) -> RateName | None:
 
 
 def quantity(name: str) -> str | None:
-    """Return the quantity of a time's quantile: ``ttft`` for ``ttft_p99``.
+    """Return the quantity of a time's quantile, for example ``ttft`` for ``ttft_p99``.
 
     Args:
         name: The name of a metric.
@@ -81,7 +81,7 @@ def quantity(name: str) -> str | None:
 
 
 def fraction(name: str) -> float | None:
-    """Return which quantile a time is: 0.99 for ``ttft_p99``.
+    """Return which quantile a time is, for example 0.99 for ``ttft_p99``.
 
     Args:
         name: The name of a metric.
@@ -142,7 +142,7 @@ def _time_words(base: str, percent: str) -> str:
 @dataclass(frozen=True)
 class _QuantityWords:
     quantity: str
-    #: Empty for one stream.
+    #: The number of streams as text; empty for one stream.
     streams: str
 
 

@@ -131,7 +131,7 @@ def limit(gate: MetricReport | ConfigurationGate) -> str:
 
 
 def required(gate: MetricReport | ConfigurationGate) -> str:
-    """Return the requirement of a gate: ``at least 52``.
+    """Return the requirement of a gate, for example ``at least 52``.
 
     Args:
         gate: The gate, or a metric with one. Without one the text is empty.
@@ -143,7 +143,7 @@ def required(gate: MetricReport | ConfigurationGate) -> str:
 
 
 def by(change: ChangeReport) -> str:
-    """Return how much worse a metric is: ``5.1 % slower than``.
+    """Return how much worse a metric is, for example ``5.1 % slower than``.
 
     Args:
         change: The change. The percentage has enough digits to differ from the allowed one.
@@ -162,7 +162,7 @@ def percent(fraction: float, digits: int = 1) -> str:
     """Return a fraction in percent.
 
     Args:
-        fraction: The fraction: 0.051 for 5.1 %.
+        fraction: The fraction, for example 0.051 for 5.1 %.
         digits: The maximum number of decimal digits.
     """
     return f"{round(100 * fraction, digits):.10g} %"

@@ -111,7 +111,7 @@ def _csv_item(line: dict[str, str], column: str) -> dict[str, str]:
 
 
 def _rate_name(kind: str, streams: int, depth: int) -> str:
-    """Return this suite's name of a rate: ``tg32_c4@d0``."""
+    """Return this suite's name of a rate, for example ``tg32_c4@d0``."""
     suffix = f"_c{streams}" if streams > 1 else ""
     return f"{kind}{suffix}@d{depth}"
 

@@ -18,7 +18,8 @@ _ARCH = "sm121"
 #: Values of the kernel path that the log of every start should show.
 _MAIN = ("version", "model", "attention", "moe", "kv_cache_dtype", "cuda_graphs", "speculative")
 _URL = "http://localhost:8000"
-#: A configuration counts as reading fewer bytes than another if it reads less than this fraction.
+#: A configuration counts as reading fewer bytes than another if it reads less than this fraction of
+#: the other's bytes.
 _FEWER = 0.99
 
 

@@ -1,7 +1,9 @@
-"""The plan of a run: made by ``pytest --collect-only``, shown by it and by ``sm121 plan``.
+"""The plan of a run.
+
+``pytest --collect-only`` makes it; both this command and ``sm121 plan`` show it.
 
 ``sm121 plan`` starts ``pytest --collect-only`` with the environment variable `VARIABLE`. The plugin
-writes an `PlanAnswer` to the file that this variable names.
+writes a `PlanAnswer` to the file that this variable names.
 """
 
 import os
@@ -44,7 +46,7 @@ class SpannedNodes(Record):
 
     count: int
     tensor_parallel: int
-    #: None if the server is attached.
+    #: The name of the launcher on all machines; None if the server is attached.
     launcher: str | None
     transports: list[str]
     #: The shell command for each of the other nodes.
@@ -129,7 +131,7 @@ def text(plan: RunPlan) -> str:
 
 
 def write_answer(answer: PlanAnswer) -> None:
-    """Write an answer for ``sm121 plan``. Do nothing if pytest was started otherwise.
+    """Write an answer for ``sm121 plan``. Do nothing if ``sm121 plan`` did not start pytest.
 
     Args:
         answer: The answer.

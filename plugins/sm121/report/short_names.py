@@ -1,4 +1,4 @@
-"""Short forms of long names: HTML anchors of tests, names of kernels."""
+"""Short forms of long names: HTML anchors of tests, and shortened names of kernels."""
 
 import re
 from collections.abc import Iterable

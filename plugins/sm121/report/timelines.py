@@ -28,7 +28,10 @@ _FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-\d+)?\.jsonl")
 
 
 class Gap(NamedTuple):
-    """A wait between two chunks: begin in ms since the sending, length in ms, tokens before it."""
+    """A wait between two chunks.
+
+    Its fields are its begin in ms since the sending, its length in ms, and the tokens before it.
+    """
 
     begins_ms: float
     ms: float

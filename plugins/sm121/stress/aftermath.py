@@ -138,7 +138,7 @@ def read_throughput(
     Args:
         client: Sends the requests.
         shapes: Makes the requests.
-        bound: How far an answer may be from the answer to the same prompt alone.
+        bound: How far an answer may differ from the answer to the same prompt sent alone.
         processes: Returns the server's process tree; none if the server is attached.
 
     Raises:
@@ -202,7 +202,8 @@ def compare_throughput(
 
     Raises:
         UnderLoad: All measurements are slower than allowed.
-        Inconclusive: They are, but other processes used more of the CPU than `max_other_load`.
+        Inconclusive: All measurements are slower, but other processes used more of the CPU than
+            `max_other_load`.
     """
     least_rate = (1.0 - allowed) * before.rate
     for attempt in range(_READINGS):

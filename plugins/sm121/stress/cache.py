@@ -10,7 +10,7 @@ from sm121.core.verdict import NotRun
 #: The assumed --max-num-batched-tokens of vLLM, if it is neither given nor logged.
 _CHUNK_TOKENS = 2048
 _LOGGED_CHUNK = re.compile(r"max_num_batched_tokens=(\d+)")
-#: How many bytes at the beginning of a log are searched for it.
+#: How many bytes at the beginning of a log are searched for --max-num-batched-tokens.
 _LOG_BEGINS = 1 << 20
 #: Tokens that a stream keeps in layers with a sliding window: 128 for gpt-oss, plus one or two
 #: blocks.

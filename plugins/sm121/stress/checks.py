@@ -125,7 +125,7 @@ def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) 
     if outcome.problem is not None and outcome.problem[0] == "stopped":
         return None
     if outcome.problem is None and outcome.status is not None and outcome.status >= 500:
-        # This also counts if the client disconnected.
+        # The status is a fault even if the client disconnected.
         return Fault("http_5xx", f"{where}: status {outcome.status}")
     if job.behaviour == "bad":
         return _check_refusal(outcome, where)
@@ -267,7 +267,10 @@ def _compare(
     *,
     tokens: int | None,
 ) -> Fault | None:
-    """Compare an answer with that sent alone. `tokens`: how many an aborted answer has."""
+    """Compare an answer with the answer to the same request sent alone.
+
+    ``tokens``: the number of tokens of an aborted answer; None for any other.
+    """
     if alone is None:
         return None
     if tokens is not None:

@@ -313,7 +313,10 @@ class Crowd:
         return possible[number % len(possible)].options
 
     def _changed(self, prompt: int, changes: Sequence[_Change], number: int) -> Job:
-        """Return a request with changed options, without log-probabilities: these do not change."""
+        """Return a request with changed options.
+
+        It requests no log-probabilities, since the options do not change them.
+        """
         plain = self._completion(prompt)
         words = plain.alone.text.split() if plain.alone is not None else []
         word = words[0] if words else "a"
