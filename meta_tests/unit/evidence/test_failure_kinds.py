@@ -292,12 +292,12 @@ def test_the_last_line_of_ptxas_hides_no_cause_of_cute_dsl() -> None:
     [
         pytest.param(
             "AttributeError: module 'flashinfer' has no attribute 'mxfp4_quantize'",
-            "vLLM and flashinfer-python",
+            "the engine and flashinfer-python",
             id="a-function-that-flashinfer-lacks",
         ),
         pytest.param(
             "ImportError: cannot import name 'xqa_batch_decode' from 'flashinfer.decode' (/x)",
-            "vLLM and flashinfer-python",
+            "the engine and flashinfer-python",
             id="an-import-that-flashinfer-lacks",
         ),
         pytest.param(

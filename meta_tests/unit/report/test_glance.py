@@ -84,7 +84,7 @@ def test_a_fallback_has_the_options_of_a_start_without_it(tmp_path: Path, capsys
 def test_no_bound_and_no_run_of_a_model_that_no_profile_judges(tmp_path: Path, capsys) -> None:
     log = start_of_stock_vllm(tmp_path, FP4, model="Qwen/Qwen3.6-35B-A3B")
     rows = printed(["path", str(log)], capsys)
-    assert "bound" not in rows and "no profile of the suite judges Qwen/" in rows["next"]
+    assert "bound" not in rows and "the suite has no profile for Qwen/" in rows["next"]
 
 
 def test_no_bound_where_the_log_shows_no_arguments(tmp_path: Path, capsys) -> None:

@@ -94,20 +94,22 @@ def gates_left_out(config: pytest.Config, session: Session) -> str | None:
         The line, with the command that measures these gates. None if no configuration with gates
         was named, if nothing was measured, or if the plan left out no measurement.
     """
-    chosen = session.run.target.profile
-    if chosen is None or chosen.question is None:
-        return None
     files = []
     for item in config.stash.get(selection.NOT_IN_PLAN, []):
         if item.stash[LEVEL] == "performance":
             files.append(item.stash[ID].partition("::")[0])
+    if not files:
+        return None
+    chosen = session.run.target.profile
+    if chosen is None or chosen.question is None:
+        return None
     metrics = session.run.record.file.metrics
     gates = []
     for gate in chosen.configurations[chosen.question].gates:
         metric = metrics.get(gate.metric)
         if metric is None or metric.value is None:
             gates.append(gate.metric)
-    if not metrics or not files or not gates:
+    if not metrics or not gates:
         return None
     plan = config.stash[SETTINGS].plan
     command = run_again.of_files_whole(config, session, list(dict.fromkeys(files)))
