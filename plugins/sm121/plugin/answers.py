@@ -319,7 +319,7 @@ def price_of_rounding(
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
     benchmark: BenchmarkFixture,
 ) -> Callable[[str], None]:
-    """Measures what the server's rounding costs, once for all of `PRICES`; judges one metric."""
+    """Measures the accuracy cost of the server's rounding once; judges one metric of `PRICES`."""
     run = conformance.run
     recorder = conformance.recorder
     if _PRICED not in pytestconfig.stash:

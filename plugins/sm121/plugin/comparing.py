@@ -48,7 +48,7 @@ _BROKEN = pytest.StashKey[str]()
 
 
 def is_asked(config: pytest.Config) -> bool:
-    """Whether one of two options requests a comparison with a stored run.
+    """Whether ``--benchmark-compare`` or ``--benchmark-compare-fail`` requests a comparison.
 
     Args:
         config: The configuration of pytest.
@@ -427,7 +427,7 @@ def _is_benchmark(item: pytest.Item) -> bool:
 
 
 def _measures(item: pytest.Item) -> bool:
-    """Whether a test of a level measures."""
+    """Whether a test belongs to a level and is a benchmark."""
     return LEVEL in item.stash and _is_benchmark(item)
 
 

@@ -220,7 +220,7 @@ def _seed_of_samples(conformance: Session) -> int:
 
 @pytest.fixture
 def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sampled.Sampler:
-    """Requests samples from the server under test. All tests of a server share greedy answers."""
+    """Requests samples from the server under test. Tests of one server share greedy answers."""
     by_address = pytestconfig.stash.setdefault(_SAMPLERS, {})
     address = api.endpoint.base_url
     return by_address.setdefault(address, sampled.Sampler(api, _seed_of_samples))

@@ -120,7 +120,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
 
 
 def _selected(config: pytest.Config, chosen: Target, tests: list[pytest.Item]) -> SelectedTests:
-    """What is known about the tests of a run."""
+    """Return facts about the tests of a run, for the decisions at its end."""
     inapplicable = {item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)}
     return SelectedTests(
         collected=config.stash[selection.COLLECTED],

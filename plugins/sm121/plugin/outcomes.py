@@ -215,8 +215,8 @@ def _why_skipped(error: BaseException | None, report: pytest.TestReport) -> str:
 def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Remove the frames of HTTP clients from a traceback.
 
-    After a status 500 these frames are about a hundred lines. None of them explains the failure.
-    ``--tb=long``, ``--tb=native`` and ``--full-trace`` show them.
+    If a request fails with status 500, these frames are about a hundred lines. None of them
+    explains the failure. ``--tb=long``, ``--tb=native`` and ``--full-trace`` show them.
 
     Args:
         item: The test.

@@ -418,7 +418,7 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
 
 
 def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """Yield the kernels of the expected path that no provider can test, as a certificate needs."""
+    """Yield the kernels of the expected path that a certificate needs and no provider can test."""
     if "kernel" not in profile.certify.levels or settings.base_url is not None:
         return
     configured = profile.configurations[profile.under_test]

@@ -92,7 +92,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the header
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Hold back pytest's header, so that a refusal is the only output. Refuse before workers."""
+    """Hold back pytest's header, so that a refusal prints one line. Refuse before workers start."""
     held_output.hold(session.config)
     parts.refuse(session.config)
 
@@ -237,7 +237,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Make the decisions that need the running server and come before pytest-benchmark stores."""
+    """Make the decisions that need the running server, before pytest-benchmark stores."""
     held_output.tests_begin(session.config)
     try:
         _show_progress(session.config)
