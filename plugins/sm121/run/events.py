@@ -112,8 +112,8 @@ class ServerAttached:
     started: float | None
     #: Pid and start time (ticks since boot) of its processes; empty if they are not visible.
     processes: list[tuple[int, int]]
-    #: Digests of its other values by name, and its counters, if neither of the above is known. A
-    #: digest, because an engine may publish a secret of its command line.
+    #: Its counters, and digests of its other values by name, if neither of the above is known. The
+    #: values are stored as digests, because an engine may publish a secret of its command line.
     values: dict[str, str] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     kind: Literal["server_attached"] = "server_attached"

@@ -1,7 +1,7 @@
 """Merges several verdict files into one: those of a run's shards, or of its workers.
 
-docs/verdicts.md contains the rules: the order of verdicts, the order of the states of the box, and
-which of two verdicts on a test counts (`sm121.run.ledger.stands`).
+docs/verdicts.md contains the rules: the order of verdicts, the order of the states of the machine,
+and which of two verdicts on a test counts (`sm121.run.ledger.stands`).
 """
 
 import datetime
@@ -18,7 +18,7 @@ from sm121.run.ledger import Ledger
 from sm121.run.machine_report import BoxReport, MemoryReport
 from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
 
-#: The states of the box, the worst first. UNKNOWN is worse than QUALIFIED.
+#: The states of the machine, the worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
 #: The maximum time between the starts of two shards of one run, in hours.
 _ONE_RUN_H = 24.0

@@ -41,7 +41,7 @@ class KernelPaths:
         return self.target.require_profile()
 
     def of(self, server: Server) -> KernelPath:
-        """Return the kernel path that log and metrics show so far, and what was requested."""
+        """Return the kernel path that log and metrics show so far, and the requested values."""
         reader = server.reader
         if reader is None:
             return KernelPath()

@@ -119,7 +119,7 @@ class RunRecord:
         return f"the report cannot be written: {self.write_error.strerror or self.write_error}"
 
     def enter(self, level: str, place: str, test: str | None = None) -> None:
-        """Note where the run is, for decisions beside the tests.
+        """Note the place of the run, which the decisions that no test makes will name.
 
         Args:
             level: The level.

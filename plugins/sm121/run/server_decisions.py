@@ -1,4 +1,4 @@
-"""Decisions that no test makes: on a server's life, kernel path, logged errors and remains."""
+"""Decisions that no test makes: on a server's end, kernel path, logged errors and leftovers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path

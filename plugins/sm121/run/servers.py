@@ -24,7 +24,7 @@ from sm121.run.load import Load
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.record import RunRecord, Target
 
-#: Checks of an attached server are this many times rarer, because each one sends requests.
+#: An attached server is checked this many times less often, because each check sends requests.
 _ATTACHED_CHECKS_LAST = 5
 _CANNOT_RESTART = "the attached server no longer answers, and the suite cannot restart it"
 
@@ -90,8 +90,8 @@ class Servers:
     crashes: CrashReports = field(default_factory=NoCrashReports)
     #: The number of the suite's servers that were stopped after a crash.
     crashed: int = field(default=0, init=False)
-    #: Whether a signal ended the run. Then an attached server is asked nothing more, because a
-    #: server that hangs would delay the end.
+    #: Whether a signal ended the run. Then no more requests are sent to an attached server, because
+    #: a server that hangs would delay the end.
     interrupted: bool = field(default=False, init=False)
     #: Samples the memory of the server's processes; None before there is a server to watch.
     sampler: ResourceSampler | None = field(default=None, init=False)

@@ -29,7 +29,7 @@ _PROMPT_TOKENS = 1024
 
 @dataclass
 class Spanned:
-    """The ranks of one server, and what is wrong with them."""
+    """The ranks of one server, with the faults found in them."""
 
     ranks: list[RankPath]
     #: The transport of each rank for which it is known, by the index in ``ranks``.

@@ -1,4 +1,4 @@
-"""Why the memory of a server is not judged."""
+"""Finds out why the memory of a server is not judged."""
 
 from sm121.run.run import Run
 
