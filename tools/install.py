@@ -26,7 +26,7 @@ UV_OPTIONS = {
     "constraint": "--constraint",
     "trusted-host": "--allow-insecure-host",
 }
-#: uv has no option for these.
+#: Settings of pip for which uv has a variable, but no option.
 UV_VARIABLES = {
     "cert": "SSL_CERT_FILE",
     "proxy": "ALL_PROXY",

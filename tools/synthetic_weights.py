@@ -39,11 +39,11 @@ _IN_GROUP = 0.1
 _OUT_OF_REACH = -2500.0
 _RMS_OF_CODES = math.sqrt(sum(value**2 for value in mxfp4.E2M1_VALUES) / 8)
 _EMBEDDED = 0.02
-"""RMS of the rest in the embedding."""
+"""RMS of the random part in the embedding."""
 _GROWTH = 1.5
-"""What all layers together add to it, in units of its square."""
+"""The squares that all layers add to the random part, as a multiple of the embedding's square."""
 _LOGIT = 0.08
-"""Standard deviation that the rest gives to the logits of a token of median size."""
+"""Standard deviation that the random part adds to the logits of a token of median size."""
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,7 @@ def _of_case(
 
 
 Defect = Callable[[float], Tensor]
-"""From the size of a defect to what it adds to the output."""
+"""A function that returns what a defect of the given size adds to the output."""
 
 
 def _times(part: Tensor) -> Defect:

@@ -44,7 +44,7 @@ def dense(linear: str, activation: str | None = None) -> tuple[str, ...]:
     return ("--quantization-config", json.dumps(wanted, separators=(",", ":")))
 
 
-#: The questions for each release beside those of the profile: name, machine, arguments.
+#: The cases that each release runs in addition to the profile's: name, machine, arguments.
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("nothing", "online", ()),
     ("nothing", "offline", ()),

@@ -26,7 +26,7 @@ _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 
 
 class Answer(data_file.DataTable):
-    """A question to a release, and its answer."""
+    """A case (machine and arguments) that a release was run with, and the result."""
 
     #: ``nothing`` (no arguments), ``attention``, ``experts``, ``option``, ``configuration NAME``.
     kind: str

@@ -25,7 +25,8 @@ MADE: dict[str, Callable[[Path], str]] = {
     "options.md": lambda _docs: options.page(),
     "plans.md": plans.page,
 }
-"""File name to its text, given the folder `docs` of the checkout."""
+"""By file name: a function that returns the file's text, given the folder `docs` of the
+checkout."""
 
 
 def write(docs: Path) -> list[Path]:

@@ -22,9 +22,9 @@ class Requirement:
     applies_to: tuple[str, ...]
     marks: tuple[str, ...]
     varied: tuple[str, ...]
-    """Names of what it is repeated over."""
+    """The names of the parameters over which the test is repeated."""
     optional: bool = False
-    """Whether it runs only with an option of its own."""
+    """Whether the test runs only with an option of its own."""
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0, or 1 for a negative result, or 5 for a result that could not be judged,
-        or 2 after Ctrl-C, or 4 for a usage error. The last two are printed as one line on standard
-        error. ``merge`` returns the status of the merged run.
+        or 2 after Ctrl-C, or 4 for a usage error. For 2 and 4, one line on standard error states
+        the reason. ``merge`` returns the status of the merged run.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:

@@ -17,7 +17,7 @@ EXIT_USAGE = 4
 
 
 def drop_output() -> None:
-    """Send the rest of the output nowhere after its reader has gone.
+    """Discard the rest of the output after its reader has ended, for example ``head``.
 
     Otherwise Python's last flush fails again, and changes the exit status.
     """
@@ -27,7 +27,7 @@ def drop_output() -> None:
 
 
 def print_if_read(line: str) -> None:
-    """Print a line of which the exit status is independent, even if its reader has gone.
+    """Print a line. If the reader of the output has ended, ignore the error.
 
     Args:
         line: The line.

@@ -54,7 +54,7 @@ def _add_run(commands: Commands) -> None:
             "--every are passed to pytest"
         ),
     )
-    # For the help: `_run` reads its own words.
+    # This is only for the help: `_run` reads its own words.
     parser.add_argument("--every", metavar="DURATION", help=_EVERY)
 
 

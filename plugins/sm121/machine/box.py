@@ -40,7 +40,8 @@ _WATCHED_S = 2.0
 _CHILD_WITHIN_S = 120.0
 #: The timeout of ``sm121 box`` on another machine, in seconds. It usually takes half a minute.
 _NODE_WITHIN_S = 300.0
-#: The maximum length of its output, in characters. It usually has a few hundred.
+#: The maximum length of the output of ``sm121 box`` on another machine, in characters. The output
+#: usually has a few hundred.
 _NODE_LIMIT = 8192
 #: The maximum length of another process's output line in a message, in characters.
 _MOST_OF_A_LINE = 300

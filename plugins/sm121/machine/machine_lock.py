@@ -31,7 +31,8 @@ def measures(level: str, fixtures: Collection[str]) -> bool:
 
 def name() -> str:
     """Return the name of the lock file. After a run, the file stays, but it is not locked."""
-    # The id, because a user may have no name in a container, and `sudo -E` keeps another's name.
+    # The user's id, because in a container a user may have no name, and `sudo -E` keeps another
+    # user's.
     return f"sm121-{os.getuid()}-measures.lock"
 
 

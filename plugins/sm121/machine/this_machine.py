@@ -44,7 +44,7 @@ def identity(attached_to: str | None = None) -> dict[str, Any]:
     """Return the identity of the machine of a result.
 
     Args:
-        attached_to: The address of an attached server. It is all that is known about a remote
+        attached_to: The address of an attached server. Nothing else is known about a remote
             machine.
     """
     return {**_identity(), "attached_to": attached_to}

@@ -70,7 +70,7 @@ class Bench:
         Args:
             run: The run.
             plan: Lengths, depths and bounds.
-            tails: Measure percentiles with as many requests as their gates need.
+            tails: Whether percentiles are measured with as many requests as their gates need.
             show: Called with lines of progress; None: they are the run's.
 
         Yields:
@@ -129,9 +129,9 @@ class Bench:
         """Return a cell with at least the plan's rounds.
 
         Args:
-            depth: Tokens in front of the plan's prompt.
-            concurrency: Streams at the same time.
-            first_visit: A few rounds are enough for now.
+            depth: The number of tokens in front of the plan's prompt.
+            concurrency: The number of streams at the same time.
+            first_visit: Whether to measure only a few rounds now; the others follow later.
         """
         measuring = self.plan.measuring
         rounds = measuring.rounds if concurrency == 1 else measuring.concurrency_rounds
@@ -161,8 +161,8 @@ class Bench:
         pass are not measured again, nor is anything at a second call.
 
         Args:
-            recorder: Has the decisions, and decides again.
-            unless_latest: The cell that was measured last gets no further long rounds.
+            recorder: Contains the decisions on the metrics, and makes the new ones.
+            unless_latest: Whether the cell that was measured last gets no further long rounds.
 
         Raises:
             Unmet: A metric fails now.
@@ -264,7 +264,7 @@ def drafts(run: Run, server: Server) -> bool:
 
 
 def requested_slots(run: Run, server: Server) -> int | None:
-    """Return the concurrent requests that a server was started with.
+    """Return the number of concurrent requests with which a server was started.
 
     Args:
         run: The run.
@@ -282,7 +282,7 @@ def requested_slots(run: Run, server: Server) -> int | None:
 
 
 def slots(run: Run, server: Server) -> int | None:
-    """Return the concurrent requests that a server takes.
+    """Return the number of requests that a server processes at the same time.
 
     Args:
         run: The run.

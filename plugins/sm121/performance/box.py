@@ -55,7 +55,7 @@ class RunBox:
     _concluded: bool = False
     #: How many servers had crashed when the machine was read.
     _crashed: int = 0
-    #: The limits of the rates, by the reading before.
+    #: The bounds of the rates, computed from the reading before the measurements.
     bounds: RateBounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class RunBox:
         return f"the target is {target}, but this machine is {arch}"
 
     def read_before(self) -> None:
-        """Read the box before anything is measured."""
+        """Read the machine's state before anything is measured."""
         self.before = self._read("before")
         self.bounds.device = self.before.device if self.before is not None else None
         self._began = _WindowStart(CpuUse.take(self._own), self._starts)
@@ -94,7 +94,7 @@ class RunBox:
             self._conclude()
 
     def read_beside(self) -> BoxReport:
-        """Read the box after a comparison that began at the last reading, as ``--ab`` does.
+        """Read the machine's state after a comparison that began at the last reading (``--ab``).
 
         Returns:
             The report on the comparison. It is the run's own if nothing else was measured in the
@@ -111,7 +111,7 @@ class RunBox:
         return report
 
     def read_at_the_end(self) -> None:
-        """Read the box again when the last measuring level has ended.
+        """Read the machine's state again when the last measuring level has ended.
 
         If it has become DEGRADED, gated times and rates are INCONCLUSIVE, except a PASS on a
         machine that only became faster. A metric without a gate then has no verdict.

@@ -83,8 +83,8 @@ class PerformanceChecks:
     def visible_time(self, questions: Sequence[str], tokens: int) -> None:
         """Record ttft_visible_p50: the time to the first text after the reasoning, in ms.
 
-        The questions are real ones, since a model does not answer random tokens. Their prefix may
-        come from a cache; the saved time is small compared with the time for the reasoning.
+        The prompts are real questions, since a model does not answer random tokens. Their prefix
+        may come from a cache; the saved time is small compared with the time for the reasoning.
 
         Args:
             questions: The questions, which are sent in turn.
@@ -128,11 +128,11 @@ class PerformanceChecks:
         )
 
     def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
-        """Record tg_chat: a chat's tokens by usage, over the time from request to end of answer.
+        """Record tg_chat: the tokens of a chat (its usage) divided by its duration.
 
-        A server can be fast only for greedy completions of fixed length, or only for streams.
-        Before each chat, a round of the plan's first cell is measured, since the machine may have
-        changed. For a server that drafts, the rate on random ids is no reference.
+        The check detects a server that is fast only for greedy completions of fixed length, or only
+        for streams. Before each chat, a round of the plan's first cell is measured, since the
+        machine may have changed. For a server that drafts, the rate on random ids is no reference.
 
         Args:
             chats: The profile's chats; None: it has none.
@@ -281,7 +281,7 @@ class PerformanceChecks:
         return answers
 
     def acceptance(self, drafted: counters.Drafted, position: int) -> None:
-        """Record acceptance@P: accepted tokens at a position, in percent of the drafts.
+        """Record acceptance@P: the percentage of drafts whose token at position P is accepted.
 
         Args:
             drafted: The counters of drafts.
@@ -304,7 +304,7 @@ class PerformanceChecks:
         self.once(f"acceptance@{position}", "%", share, higher_is_better=True)
 
     def accepted_length(self, drafted: counters.Drafted) -> None:
-        """Record accepted_length, in tokens a step.
+        """Record accepted_length, in tokens per step.
 
         Args:
             drafted: The counters of drafts.

@@ -1,4 +1,4 @@
-"""The options that say what is measured."""
+"""The options that select what is measured."""
 
 from sm121.core.options import AddOption
 

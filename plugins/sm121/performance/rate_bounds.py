@@ -1,4 +1,4 @@
-"""The bounds of decode rates: the bytes of a token over the bandwidth of this machine's memory."""
+"""The bounds of decode rates: this machine's memory bandwidth over the bytes read per token."""
 
 import functools
 from dataclasses import dataclass, field
@@ -34,7 +34,8 @@ class RateBounds:
     run: Run
     #: The device as it was read before the measurements; None if it is not known.
     device: Device | None = None
-    #: GB/s by the number of bytes read on the CPU, since small models are in its caches.
+    #: The CPU's bandwidth in GB/s, by the number of bytes that are read: its caches contain a small
+    #: model.
     _by_size: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, needed_bytes: float) -> float | None:
@@ -75,7 +76,7 @@ class RateBounds:
         """Return the bytes that are read for a token.
 
         Args:
-            depth: The tokens in front of it.
+            depth: The number of tokens before it in the context.
 
         Returns:
             The bytes; None if the model is not known.

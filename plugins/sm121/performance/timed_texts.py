@@ -95,7 +95,7 @@ class TimedTexts:
             look: The number of earlier comparisons, which chooses the changed part of the prompt.
 
         Raises:
-            Unmet: The timed answer is not an untimed answer.
+            Unmet: The timed answer differs from the untimed answers.
             NotRun: The server does not return what the comparison needs.
             Refused: An untimed request is refused.
             HTTPError: An untimed request fails.

@@ -168,7 +168,7 @@ class AbRun:
             AssertionError: B is worse, or does not serve.
             Invalid: A visit does not count.
             NotRun: A does not serve.
-            Inconclusive: The starts differ too much among themselves, or the box is degraded.
+            Inconclusive: The starts differ too much among themselves, or the machine is DEGRADED.
         """
         outcomes = self.outcomes
         require(not self._broken, "the server of B to behave like that of A", self._broken)

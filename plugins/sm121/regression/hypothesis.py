@@ -134,7 +134,7 @@ class MetricBound:
         return verdict_of(holds=high <= bound, fails=low > bound)
 
 
-#: Texts without content, without their punctuation.
+#: Texts that say nothing. Punctuation is removed from a text before it is compared with them.
 _PLACEHOLDERS = frozenset(
     {"fill in", "fixme", "na", "n a", "nil", "none", "nothing", "null", "tba", "tbd", "todo", "xxx"}
 )

@@ -162,7 +162,7 @@ class MeasuredHistory:
         Raises:
             AssertionError: Some metrics are worse.
             Invalid: Some metrics cannot be compared.
-            Inconclusive: Some metrics are undecided, or the box is degraded.
+            Inconclusive: Some metrics are undecided, or the machine is DEGRADED.
         """
         self._check_comparable()
         run = self.recorder.run
@@ -186,7 +186,7 @@ class MeasuredHistory:
 
         Raises:
             AssertionError: Some metrics fell.
-            Inconclusive: The box is degraded.
+            Inconclusive: The machine is DEGRADED.
         """
         self._check_comparable()
         limits = self.recorder.run.profile.regression

@@ -211,7 +211,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
 def _judge_loss(
     now: StoredMetric, earlier: Sequence[StoredMetric], level: float, allowed: float
 ) -> _Judgement:
-    """Judge a metric that is worse than allowed. NOT_RUN without evidence for a regression."""
+    """Judge a metric that is worse than allowed; NOT_RUN if no evidence shows a regression."""
     latest = earlier[-1]
     needs_scatter = _needs_scatter(now, latest)
     risk_of_samples = _mann_whitney(now, latest)
