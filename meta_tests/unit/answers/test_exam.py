@@ -335,7 +335,7 @@ def test_a_short_context_is_not_run_with_what_is_missing(context, reason):
     ],
 )
 def test_every_shipped_profile_has_its_exam(name, expected, reads_documents):
-    """Otherwise a test of the exam would be a gap in a certificate."""
+    """If a profile had no exam, the exam's test would be missing in its certificate."""
     shipped = profile.load(name)
     assert exam.load(shipped.correctness.exam).name == expected
     assert ("long_document" in shipped.correctness.cannot) is not reads_documents

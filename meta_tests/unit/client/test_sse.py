@@ -33,7 +33,7 @@ def events(*pieces: bytes) -> list[str]:
     ends=st.lists(st.sampled_from(LINE_ENDS), max_size=12),
 )
 def test_events_are_the_same_however_the_bytes_are_cut(cuts, ends):
-    """Also inside a character, and inside a CRLF."""
+    """The bytes are also cut inside a character, and inside a CRLF."""
     end = itertools.cycle(ends or ["\n"])
     texts = [f'{{"text": "{n}\u2028a\u2029b\x85c\x0bd\x1ce"}}' for n in range(12)]
     body = b""

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow("a start of vLLM")]
 
 
 def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf16):
-    """An attention backend that did not resolve, and a variable of a fork."""
+    """The cases are an attention backend that did not resolve, and a variable of a fork."""
     status, run = run_pytest(
         "--arch", "cpu", "tests/test_kernel.py",
         "-k", "test_what_was_asked_for or test_decode_runs",

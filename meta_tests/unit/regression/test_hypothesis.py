@@ -150,7 +150,7 @@ def test_the_phases_and_the_example_are_valid():
     ],
 )
 def test_each_feature_of_the_plan_has_its_file(name, phase, promise):
-    """The plan's table "Features to Port"."""
+    """The features are those of the plan's table "Features to Port"."""
     shipped = hypothesis.load(SHIPPED / f"{name}.toml")
     assert shipped.phase == phase
     assert promise in [str(criterion) for criterion in shipped.criteria]

@@ -212,7 +212,7 @@ def test_a_table_never_obeys_a_name(tmp_path):
 
 @pytest.mark.parametrize(("bound", "shown"), [(45.04, "45"), (2110.4, "2110"), (None, "")])
 def test_the_verdict_of_a_release_answers_both_questions(bound, shown, tmp_path):
-    """As on the stand-in for a GB10 with vLLM 0.33 and no --configuration."""
+    """The run is one of vLLM 0.33 on a simulated GB10, without --configuration."""
     report = report_of("pass", tmp_path)
     run = report.run
     gate = run.metrics["tg32@d0"]

@@ -146,7 +146,7 @@ def test_attached_servers_that_are_two_processes_differ(before, now, proof):
 
 
 def test_letters_that_no_json_has_survive_and_numbers_are_null():
-    """As in verdict.json."""
+    """Such letters and numbers are stored as in verdict.json."""
     noted = events.EnvironmentNoted("odd", {"path": "a\udc80b", "rate": math.inf})
     read = events.from_line(events.to_line(Stamped(0.0, noted))).event
     assert read.value == {"path": "a\udc80b", "rate": None}

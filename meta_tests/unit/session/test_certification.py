@@ -183,7 +183,7 @@ def test_a_crash_refuses_the_certificate():
 
 
 def test_a_certificate_refuses_waivers_of_blockers_and_names_others():
-    """The first line and the summary name them."""
+    """The first line and the summary name the other waivers."""
     file = whole()
     counts = "test_token_counts_are_exact"
     how = "certified with 2 waivers"

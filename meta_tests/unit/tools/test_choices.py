@@ -205,7 +205,7 @@ def test_fp8_kv_cache_is_taken_with_both_attentions():
     ],
 )
 def test_the_recorded_release_for_a_version(version, expected):
-    """The release itself, or the one before it with the same minor version."""
+    """The result is the release itself, or the one before it with the same minor version."""
     known = data.at(KNOWN, version)
     assert (known and known.version) == expected
 

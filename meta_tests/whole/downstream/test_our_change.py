@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.applies_to("cpu", "gpu")]
 
 @pytest.mark.smoke
 def test_the_server_answers(http):
-    """GET /health of the server under test."""
+    """The server under test answers GET /health."""
     assert http.get("/health").status_code == 200
 
 
