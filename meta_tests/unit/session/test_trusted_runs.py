@@ -11,6 +11,7 @@ from meta_tests.documents import altered
 from meta_tests.fakes.against_runs import ORACLE, TESTS, a_run, changed, ended, held, of, stored
 from sm121 import cli
 from sm121.core.errors import UsageError
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.run import details, machine_report
 from sm121.run.details import Details, Samples
@@ -235,6 +236,17 @@ def test_trust_refuses_a_newly_failed_gate(tmp_path):
     again = red.model_copy(update={"started": "2026-11-24T08:00:00+00:00"})
     trusted_runs.trust(stored(again, tmp_path / "again"), tmp_path)
     assert len(trusted_runs.load("trusted", tmp_path).runs) == 2
+
+
+def test_trust_refuses_a_check_that_passed_in_the_trusted_run(tmp_path):
+    """A check that the trusted run did not have, or that failed in it, is no loss."""
+    trusted_runs.trust(stored(a_run(*TESTS, seed=2), tmp_path / "good", seed=2), tmp_path)
+    red = stored(a_run(*changed(0, "FAIL", Fact("400", "200"))), tmp_path / "red")
+    with pytest.raises(UsageError, match=r"got tests/a\.py::holds, which passed there"):
+        trusted_runs.trust(red, tmp_path)
+    further = ("tests/b.py::added", "FAIL", "x")
+    trusted_runs.trust(stored(a_run(*TESTS, further), tmp_path / "more"), tmp_path)
+    trusted_runs.trust(red, tmp_path, anew=True)
 
 
 def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):

@@ -152,7 +152,7 @@ def trust(
 
     Raises:
         UsageError: The run cannot be trusted, or it is already stored. Or, without `anew`, it is
-            worse than the trusted runs.
+            worse than the trusted runs, or fails a check that passed in the newest of them.
     """
     report = stored_run.folder_of(report)
     run = _read(report)
@@ -183,13 +183,17 @@ def _refuse_kept(report: Path, kept: list[Path]) -> None:
 
 
 def _refuse_worse(report: Path, run: StoredRun, trusted: Trusted) -> None:
-    """Raise UsageError if a metric is worse than in the trusted runs, or newly fails its gate."""
+    """Raise UsageError if a metric is worse than in the trusted runs, or a check newly fails."""
     if other_target(trusted.newest.file, run.file) is not None:
         return
     judged = run.file.against
     if judged is not None and judged.no_worse and judged.run == trusted.name:
         return  # the run was compared with the limits of its own profile, and passed
-    worse = [*_slower(run, trusted), *_failed_gates(run, trusted)]
+    worse = [
+        *_failed_checks(run, trusted),
+        *_slower(run, trusted),
+        *_failed_gates(run, trusted),
+    ]
     if worse:
         more = f" (and {len(worse) - 1} more)" if len(worse) > 1 else ""
         raise UsageError(
@@ -219,6 +223,16 @@ def _slower(run: StoredRun, trusted: Trusted) -> list[str]:
     changes = trend.compare(same, trusted.runs, limits)
     changes += metric_levels.find_falls(same, trusted.runs, limits)
     return [change.text for change in changes if change.is_measured_loss]
+
+
+def _failed_checks(run: StoredRun, trusted: Trusted) -> list[str]:
+    """Return a line for each check that fails and passed in the trusted run, apart from gates."""
+    passed = {test.id for test in trusted.newest.file.tests if test.verdict is Verdict.PASS}
+    lines = []
+    for test in run.failures.values():
+        if test.id in passed and not test.metrics:
+            lines.append(f"{test.id}, which passed there")
+    return lines
 
 
 def _failed_gates(run: StoredRun, trusted: Trusted) -> list[str]:
