@@ -38,7 +38,7 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def is_quiet(self) -> None:
-        """Whether the page had no error and sent no request."""
+        """Require that the page had no error and sent no request."""
         assert self.complaints == []
         local = ("file:", "data:", "blob:")
         assert [url for url in self.requests if not url.startswith(local)] == []

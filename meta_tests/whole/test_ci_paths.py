@@ -305,7 +305,7 @@ def test_the_action_passes_on_its_inputs(inputs, options, tmp_path):
 
 
 def test_the_action_compares_with_no_storage_that_is_misspelt(tmp_path):
-    """Only an empty folder is a first run."""
+    """Only an empty folder counts as a first run."""
     scripts = Scripts(tmp_path / "ci")
     (scripts.history / "trusted").mkdir()
     misspelt = f"{scripts.history}y"

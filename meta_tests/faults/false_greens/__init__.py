@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def green(self) -> bool:
-        """Whether a reader, or a CI, would take it for a success."""
+        """Whether a reader or a CI system would take the run for a success."""
         return self.certified or (self.status == 0 if self.status is not None else self._passed)
 
     @property

@@ -196,7 +196,7 @@ def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16):
 
 
 def test_only_the_canary_has_what_is_shipped(canary_mxfp4, canary_bf16, tmp_path, monkeypatch):
-    """Not its other twin, another weight, a certificate, or other prompts."""
+    """The shipped file is not used for the twin, another weight, a certificate or other prompts."""
     made = oracle_file.shipped(canary_bf16).model_copy(update={"suite": "made anew"})
     monkeypatch.setattr(oracle_making, "make", lambda *_a, **_k: made)
     changed = Path(shutil.copytree(canary_bf16, tmp_path / "changed"))

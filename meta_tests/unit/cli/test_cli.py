@@ -283,7 +283,7 @@ def test_a_log_on_standard_input_is_named_so(monkeypatch, capsys):
 
 
 def test_a_log_in_a_pipe_is_read(capsys):
-    """As bash gives it for ``sm121 path <(docker logs NAME)``."""
+    """The pipe is the one that bash creates for ``sm121 path <(docker logs NAME)``."""
     read, write = os.pipe()
     log = DATA / "gb10" / "unfused_0804_clean.log"
     writer = threading.Thread(target=_write, args=(write, log.read_bytes()))

@@ -165,7 +165,7 @@ def test_seconds_a_client_waits_after_the_stop(started, last, ended, silent):
 
 @pytest.mark.parametrize("wait_s", [0.0, 60.0])
 def test_a_client_that_hangs_after_the_stop_is_a_fault(monkeypatch, wait_s):
-    """As with an engine that died while its API server waits for the connections."""
+    """An engine that died causes this while its API server waits for the connections."""
     stopped: list[float] = []
 
     def load(client, jobs, **_options):

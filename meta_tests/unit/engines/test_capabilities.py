@@ -251,7 +251,7 @@ def test_the_abilities_that_a_request_needs(path, body, name):
 
 
 def test_requests_that_the_engine_does_not_support_are_not_sent():
-    """Neither by the SDK nor by the suite's client: no server listens at that address."""
+    """Neither the SDK nor the suite's client sends them: no server listens at that address."""
     endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
     llama = capabilities.capabilities_of("llama-cpp", "b7")
     with pytest.raises(NotRun, match=r"llama-server b7: min_tokens: no such parameter"):

@@ -148,7 +148,7 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
     ],
 )
 def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at):
-    """Also its fork; not a process that only has a connection to the port."""
+    """Its fork is found too; a process that only has a connection to the port is not."""
     port = random.randint(20000, 30000)  # below the ports that the system gives to other tests
     with socket.create_server((bound, port), family=family):
         fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))

@@ -163,7 +163,7 @@ def test_version_ranges_use_the_version_of_the_build(version, build, variable, a
     ],
 )
 def test_requested_values_of_the_mxfp4_build(arguments, environment, moe, state):
-    """Its own variables need not be in its list of variables; it warns about none."""
+    """The build's own variables need not be in its list of variables; it warns about none."""
     path = KernelPath(moe=moe, log=LogStart(version=BUILD))
     (report,) = compared(path, *arguments, **environment)
     assert report.state == state

@@ -159,7 +159,7 @@ HEALTHY_LINES = (
 
 
 def test_a_healthy_line_is_no_error(tmp_path):
-    """As vLLM 0.32, or its source (`source` of the rows), writes it."""
+    """The lines are those that vLLM 0.32, or its source (`source` of the rows), writes."""
     healthy = [clean for clean, _ in LOGGED.values()]
     healthy += HEALTHY_LINES
     assert {lines: errors(tmp_path, lines) for lines in healthy} == {key: [] for key in healthy}

@@ -401,7 +401,7 @@ def test_a_case_that_ends_its_process_fails_and_the_next_one_runs():
     ],
 )
 def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
-    """One without its packages, and one that does not exist."""
+    """One interpreter lacks the packages, and one does not exist."""
     executable(tmp_path / "python", f'exec {sys.executable} -S "$@"')
     other = child.Child(str(tmp_path / name), {"PATH": os.environ["PATH"]})
     with pytest.raises(NotRun, match=reason):

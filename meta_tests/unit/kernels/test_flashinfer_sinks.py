@@ -83,7 +83,7 @@ def wrong_of(provider, group: str, names: str = "") -> dict[str, list]:
     ],
 )
 def test_a_healthy_gb10_passes(group, release):
-    """One process for BF16 and FP8 caches, as in a run."""
+    """One process checks BF16 and FP8 caches, as in a run."""
     attention = WholeNames if release == "0.7.4" else Attention
     provider = EmulatedProvider(emulation(release, attention=attention))
     if "fp8" in group:
@@ -148,7 +148,7 @@ def test_queries_reach_xqa_contiguous(name):
 @pytest.mark.parametrize("provider", [EmulatedProvider, Fa2Provider])
 @pytest.mark.parametrize("group", ["prefill", "prefill_fp8", "decode", "decode_fp8"])
 def test_packed_keys_and_values_reach_the_kernel_as_two_views(group, provider):
-    """As in vLLM 0.32: halves of one tensor, with strides of 2 D."""
+    """They are halves of one tensor with strides of 2 D, as in vLLM 0.32."""
     made = emulation()
     (case,) = (case for case in cases.GROUPS[group] if case.packed)
     assert checks.check(provider(made), problems.build(case)) == []

@@ -22,7 +22,7 @@ from sm121.machine import box, stream_bandwidth
 
 
 def test_a_power_cap_is_read_under_load(monkeypatch):
-    """By NVML during matrix products; a GB10's N/A is null."""
+    """NVML reads the cap during matrix products; a GB10's N/A becomes null."""
     import pynvml
 
     clocks = iter([2400, 1900, 1890, 1910, 1905])

@@ -34,7 +34,7 @@ def test_a_bunch_that_leaves_too_few_tokens_for_a_rate(bunched, reason):
 
 
 def test_a_prompt_of_another_length_than_was_sent():
-    """By the usage of a timed answer, and by the ids of its untimed twin."""
+    """The usage of a timed answer shows it, and so do the ids of its untimed twin."""
     longer = dataclasses.replace(of_ids(8), prompt_tokens=5)
     assert reasons(validity.check_answers, [longer], "token_ids") == ["prompt_length"]
     twin = dataclasses.replace(of_ids(8), prompt_tokens=4, prompt_ids=3)

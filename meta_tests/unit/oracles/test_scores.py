@@ -63,7 +63,7 @@ def test_it_agrees_with_the_oracle_in_memory(twin, request):
     ],
 )
 def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
-    """Also beside texts of a model that rounds less, and token by token from the cache."""
+    """This includes texts of a model that rounds less, and tokens that use the cache one by one."""
     exact = Rounding.parse(formats)
     ways = [exact, exact.computed_in("bf16"), BF16]
     weights = small_oracle.load(canary_mxfp4, torch.float64)
@@ -95,7 +95,7 @@ def test_a_checkpoint_with_rounded_values_is_the_same_model(canary_bf16):
 
 
 def test_the_streamed_oracle_continues_like_the_one_in_memory(canary_mxfp4):
-    """Across the edge of the sliding window, and in a batch with texts of other lengths."""
+    """The texts are longer than the sliding window, and a batch has texts of different lengths."""
     weights = small_oracle.load(canary_mxfp4, torch.float64)
     going = [dataclasses.replace(text, more=5, whole=False) for text in TEXTS[:2]]
     for text, says in zip(going, scores.score(canary_mxfp4, going), strict=True):

@@ -106,7 +106,7 @@ def test_a_port_without_a_listener_and_another_machine_have_no_processes():
 
 
 def test_all_who_hold_the_listening_socket_are_the_server():
-    """As vLLM's API servers, which its launcher forks."""
+    """An example is vLLM's API servers, which its launcher forks."""
     with servers.program("forked-listener.txt") as process:
         port, child = map(int, process.stdout.readline().split())
         processes = AttachedProcesses(f"http://127.0.0.1:{port}").find()

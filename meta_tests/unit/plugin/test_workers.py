@@ -104,7 +104,7 @@ def test_n_beside_certify_is_not_taken_for_a_missing_package():
 
 @pytest.mark.parametrize("named", ["", "@mine_server"], ids=["not named", "another group"])
 def test_a_test_with_the_server_is_in_no_other_group(named):
-    """By xdist's names with pytest 9.1, and with pytest 9.2."""
+    """The groups have the names that xdist gives them with pytest 9.1, and with pytest 9.2."""
     settings = SimpleNamespace(worker=object())
     config = SimpleNamespace(
         stash={SETTINGS: settings}, workerinput={workers.GROUPED: True}, getoption=lambda _: None

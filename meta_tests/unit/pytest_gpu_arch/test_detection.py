@@ -16,7 +16,7 @@ from pytest_gpu_arch import detection
     ],
 )
 def test_detection_by_capability(monkeypatch, capability, nvml, name, evidence):
-    """By torch, else by NVML; a GPU without a name is not called a CPU."""
+    """torch detects it, else NVML does; a GPU without a name is not called a CPU."""
     monkeypatch.setattr(detection, "_torch_capability", lambda: (capability, "torch: meta"))
     if nvml is not None:
         monkeypatch.setattr(detection, "_nvml_capability", lambda: (nvml, "NVML: meta"))

@@ -248,7 +248,7 @@ def test_a_rate_that_cannot_be_compared_does_not_pass(tmp_path, trusted):
     ],
 )
 def test_failures_are_compared_by_what_does_not_hold(change, same):
-    """By the size of the value, the unit, the kind and the observation, never by the words."""
+    """The value's size, the unit, the kind and the observation are compared, never the words."""
     other = replace(ORACLE, **change)
     assert alike([ORACLE], [other]) is same
     assert alike([REFUSED, ORACLE], [REFUSED, other]) is same

@@ -240,7 +240,7 @@ def stopped(job: JobOutcome) -> list[checks.Fault]:
     ],
 )
 def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
-    """As vLLM does on a GPU: the stream ends with finish_reason "abort"."""
+    """vLLM does so on a GPU: the stream ends with finish_reason "abort"."""
     ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
     assert [fault.kind for fault in stopped(ended)] == [kind] * bool(kind)
     running = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT)
