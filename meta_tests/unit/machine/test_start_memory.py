@@ -15,9 +15,11 @@ from meta_tests.fakes import checkpoints
 from meta_tests.folders import DATA
 from sm121.checkpoint import inspection, kv_cache
 from sm121.core import profile
+from sm121.core.errors import Sm121Error
 from sm121.evidence.kernel_path import KernelPath
 from sm121.machine import roofline, start_memory
-from sm121.machine.start_memory import MachineMemory, MemoryForecast, StartArguments
+from sm121.machine.start_arguments import StartArguments
+from sm121.machine.start_memory import MachineMemory, MemoryForecast
 
 PUBLISHED = tomllib.loads((DATA / "published-starts.toml").read_text("utf-8"))
 GIB = 1 << 30
@@ -219,8 +221,82 @@ def test_a_drafter_counts_only_with_speculation(tmp_path):
     assert (more - less) * GIB == pytest.approx(found.drafter)
 
 
-def test_an_argument_that_is_no_number_has_no_forecast(gpt_oss):
-    assert StartArguments.of(["--gpu-memory-utilization", "much"], gpt_oss) is None
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("32768", 32768), ("32k", 32000), ("32K", 32768), ("25.6k", 25600), ("1M", 1 << 20)],
+)
+def test_a_length_may_have_a_unit(text, length, gpt_oss):
+    arguments = ["--max-model-len", text, "--max-num-batched-tokens", "16k"]
+    start = StartArguments.of(arguments, gpt_oss)
+    assert (start.length, start.batched) == (length, 16000)
+
+
+@pytest.mark.parametrize("text", ["auto", "-1"])
+def test_a_length_that_fits_has_no_tokens_in_the_forecast(text, gpt_oss):
+    """vLLM takes the longest context that fits."""
+    start = StartArguments.of(["--max-model-len", text], gpt_oss)
+    idle = replace(GB10, free=GB10.total, available=GB10.total)
+    (line,) = start_memory.lines(start_memory.forecast(gpt_oss, start, idle))
+    assert line.startswith("memory: weights 60.8 GiB") and "tokens" not in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--gpu-memory-utilization much",
+        "--gpu-memory-utilization nan",
+        "--gpu-memory-utilization 1.5",
+        "--gpu-memory-utilization -1",
+        "--tensor-parallel-size 0",
+        "-tp 0",
+        "--block-size 0",
+        "--max-model-len 0",
+        "--max-model-len 1.5K",
+        "--max-model-len",
+        "--max-num-batched-tokens many",
+    ],
+)
+def test_an_argument_that_vllm_refuses_has_no_forecast(arguments, gpt_oss):
+    with pytest.raises(Sm121Error, match=r"expected a .*number above 0"):
+        StartArguments.of(arguments.split(), gpt_oss)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--kv-cache-memory-bytes 1G",
+        "--cpu-offload-gb 8",
+        "--pipeline-parallel-size 2",
+        "-pp 2",
+        "--data-parallel-size 2",
+        "--enable-lora",
+        "--kv-cache-dtype unheard_of",
+    ],
+)
+def test_an_option_with_an_unknown_effect_is_named(arguments, gpt_oss):
+    with pytest.raises(Sm121Error, match="unknown") as refused:
+        StartArguments.of(arguments.split(), gpt_oss)
+    assert arguments.split()[-1].lstrip("-") in f"{refused.value}"
+
+
+def test_options_without_an_effect_have_a_forecast(gpt_oss):
+    arguments = (
+        "--cpu-offload-gb 0 --pipeline-parallel-size 1 --data-parallel-size 1 --enforce-eager"
+    )
+    assert StartArguments.of(arguments.split(), gpt_oss) == StartArguments.of([], gpt_oss)
+
+
+def test_weights_and_cache_are_divided_by_the_short_option_too(gpt_oss):
+    assert StartArguments.of(["-tp", "2"], gpt_oss).parallel == 2
+
+
+@pytest.mark.parametrize("option", ["--quantization", "-q"])
+def test_quantising_while_loading_is_not_forecast(option, gpt_oss, tmp_path):
+    """A checkpoint that is quantised already can only be served in its own format."""
+    StartArguments.of([option, "mxfp4"], gpt_oss)
+    plain = inspection.of_folder(checkpoints.load("Qwen/Qwen3-8B").write(tmp_path))
+    with pytest.raises(Sm121Error, match=f"{option} fp8 on the memory is unknown"):
+        StartArguments.of([option, "fp8"], plain)
 
 
 def test_an_orphan_of_an_earlier_server_is_named(monkeypatch):

@@ -298,6 +298,15 @@ def test_a_plan_forecasts_the_memory_of_a_start(tmp_path):
     assert wrong.endswith(". raise --gpu-memory-utilization to 0.61")
 
 
+@pytest.mark.parametrize(
+    "words", [("--gpu-memory-utilization", "nan"), ("--tensor-parallel-size", "0")]
+)
+def test_a_plan_says_why_it_does_not_forecast_the_memory(words, tmp_path):
+    model = str(checkpoints.load("openai/gpt-oss-120b").write(tmp_path))
+    (line,) = memory_said(model, *words)
+    assert line.startswith(f"memory: not forecast: {words[0]}: expected a ")
+
+
 def test_a_plan_says_that_a_checkpoint_is_not_here():
     (line,) = memory_said("somebody/something")
     assert line.startswith("memory: not forecast: somebody/something: expected a folder")

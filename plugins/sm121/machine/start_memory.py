@@ -9,7 +9,7 @@ the size of the KV cache is a range, too. On a GB10, host and GPU share one memo
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -17,20 +17,19 @@ import psutil
 from sm121.checkpoint import contradictions
 from sm121.checkpoint.inspection import Inspection
 from sm121.checkpoint.weights import Weight
-from sm121.core import data_file, engine_arguments, printable
-from sm121.core.data_file import DataTable
+from sm121.core import printable
 from sm121.engines import dead_runs, device_memory
 from sm121.engines.preflight import PreflightFinding, finding_of
-from sm121.machine import roofline
+from sm121.machine import roofline, start_data
 from sm121.machine.roofline import Formats
+from sm121.machine.start_arguments import StartArguments
+from sm121.machine.start_data import Overhead
 
 _GIB = float(1 << 30)
 #: The minimum memory of a process that is named in messages.
 _LARGE_GIB = 1.0
 #: The maximum number of processes that a message names.
 _SHOWN = 4
-#: The bits per value of the KV cache in a dtype that is not in formats.toml.
-_KV_BITS = 16.0
 #: The modules of the dense layers that an engine may quantise while loading them.
 _DENSE = {
     "qkv": re.compile(r"\.self_attn\.(q|k|v|qkv)_proj$"),
@@ -43,40 +42,9 @@ _FP8_BITS = 8.0
 _MOST_UTILISATION = 0.95
 
 
-class Overhead(DataTable):
-    """The memory that an engine needs besides weights and KV cache, in GiB."""
-
-    least: float
-    usual: float
-    most: float
-
-
-class _Gb10(DataTable):
-    total_gib: float
-
-
-class _Vllm(DataTable):
-    utilisation: float
-    batched_tokens: int
-    block: int
-    cpu_block: int
-
-
-class _File(DataTable):
-    """The content of start-memory.toml."""
-
-    overhead_gib: Overhead
-    gb10: _Gb10
-    vllm: _Vllm
-
-
 def overhead() -> Overhead:
     """Return the range, over published starts, of the memory besides weights and KV cache."""
-    return _data().overhead_gib
-
-
-def _data() -> _File:
-    return data_file.load("start-memory.toml", _File)
+    return start_data.read().overhead_gib
 
 
 @dataclass(frozen=True)
@@ -107,7 +75,7 @@ class MachineMemory:
     @classmethod
     def of_a_gb10(cls) -> "MachineMemory":
         """Return the memory of a GB10 on which nothing runs."""
-        total = _data().gb10.total_gib
+        total = start_data.read().gb10.total_gib
         return cls(total=total, available=total, free=total, cached=0.0)
 
 
@@ -138,65 +106,6 @@ def _name(process: psutil.Process) -> str:
         return str(process.name())
     except psutil.Error:
         return "a process"
-
-
-@dataclass(frozen=True)
-class StartArguments:
-    """The arguments of a vLLM start that affect its memory."""
-
-    #: ``--gpu-memory-utilization``.
-    utilisation: float
-    #: ``--max-model-len``.
-    length: int
-    #: The bits per value of the KV cache.
-    kv_bits: float
-    #: ``--max-num-batched-tokens``.
-    batched: int
-    #: The block size of the KV cache, in tokens.
-    block: int
-    #: The number of machines or GPUs between which weights and KV cache are divided.
-    parallel: int
-    #: Whether the drafter in the checkpoint is loaded.
-    drafts: bool
-
-    @classmethod
-    def of(cls, arguments: Sequence[str], inspection: Inspection) -> "StartArguments | None":
-        """Read the arguments of vLLM.
-
-        Args:
-            arguments: The arguments of the server.
-            inspection: The checkpoint.
-
-        Returns:
-            The start; None if a value is not a number.
-        """
-        options = engine_arguments.parse_options(arguments)
-        own = _data().vllm
-        text = {**inspection.config, **(inspection.config.get("text_config") or {})}
-        longest = options.get("max_model_len") or text.get("max_position_embeddings") or 0
-        method = options.get("speculative_config.method", "")
-        try:
-            return cls(
-                utilisation=float(options.get("gpu_memory_utilization", own.utilisation)),
-                length=int(longest),
-                kv_bits=_kv_bits(options, text),
-                batched=int(options.get("max_num_batched_tokens", own.batched_tokens)),
-                block=int(options.get("block_size", own.block)),
-                parallel=int(options.get("tensor_parallel_size", 1)),
-                drafts="mtp" in method,
-            )
-        except ValueError:
-            return None
-
-
-def _kv_bits(options: Mapping[str, str], config: Mapping[str, object]) -> float:
-    """Return the bits per value of the KV cache."""
-    named = options.get("kv_cache_dtype", "auto")
-    if named == "auto":
-        named = options.get("dtype", "auto")
-    if named == "auto":
-        named = str(config.get("dtype") or config.get("torch_dtype"))
-    return roofline.bits_of(named) or _KV_BITS
 
 
 @dataclass(frozen=True)

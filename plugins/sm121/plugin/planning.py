@@ -27,6 +27,7 @@ from sm121.engines.cuda_versions import CudaVersions
 from sm121.evidence.kernel_path import KernelPath
 from sm121.kernels import serving
 from sm121.machine import box, roofline, start_memory, this_machine
+from sm121.machine.start_arguments import StartArguments
 from sm121.plugin import selection, timing
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
@@ -382,8 +383,10 @@ def _memory(settings: Settings, chosen: Target, profile: Profile) -> Iterable[st
         return
     under_test = profile.configurations[profile.under_test]
     arguments = (*profile.engine.arguments, *under_test.arguments, *settings.engine.arguments)
-    start = start_memory.StartArguments.of(arguments, checkpoint)
-    if start is None:
+    try:
+        start = StartArguments.of(arguments, checkpoint)
+    except Sm121Error as error:
+        yield f"memory: not forecast: {error}"
         return
     required = profile.path_of(profile.under_test)
     formats = roofline.served(checkpoint.config, arguments, required, KernelPath())
