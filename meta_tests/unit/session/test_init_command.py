@@ -164,6 +164,78 @@ def test_a_file_is_not_overwritten(tmp_path, capsys):
     assert output.read_text() == "ours"
 
 
+@pytest.mark.parametrize("name", ["nodir/mine.toml", "file/mine.toml"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_request(name, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    output = str(tmp_path / name)
+    status = cli.main(["init-profile", "--base-url", "http://127.0.0.1:9", "--output", output])
+    assert status == 4 and "expected a file that can be written" in capsys.readouterr().err
+
+
+def test_a_model_without_a_checkpoint_here_is_named_with_an_option_that_exists(draft):
+    made = draft()
+    facts = dataclasses.replace(made.facts, checkpoint=None, why_no_checkpoint="x/y is not here")
+    text = dataclasses.replace(made, facts=facts).text("canary")
+    assert "sm121 init-profile ... --model DIR" in text and "--checkpoint" not in text
+
+
+def test_a_golden_bound_that_was_not_measured_is_unknown(draft):
+    unmeasured = r"^# UNKNOWN: the golden limits[^#]*\n#[^\n]* sm121 init-profile"
+    made = draft()
+    assert re.search(unmeasured, made.text("canary"), re.M)
+    agreed = TokenAgreement((0.04,), (True,), (1e-4,), forks=0, disagreement=None)
+    measured = dataclasses.replace(made, spread=GoldenComparison({"one": agreed}, ()))
+    assert not re.search(unmeasured, measured.text("canary"), re.M)
+    same = dataclasses.replace(agreed, errors=(0.0,), divergences=(0.0,))
+    equal = dataclasses.replace(made, spread=GoldenComparison({"one": same}, ()))
+    assert re.search(unmeasured, equal.text("canary"), re.M)
+
+
+def test_a_path_that_the_log_does_not_show_says_how_to_find_it(draft, tmp_path):
+    log = tmp_path / "server.log"
+    made = draft("cpu", KernelPath(log=LogStart(asked=ASKED)))
+    server = dataclasses.replace(made.facts.server, log=log)
+    facts = dataclasses.replace(made.facts, server=server)
+    text = dataclasses.replace(made, facts=facts).text("canary")
+    assert re.search(r"^# UNKNOWN: attention: no line[^\n]*\n#   [^\n]*attention = \[", text, re.M)
+
+
+def test_a_path_without_a_log_does_not_name_a_log_as_its_source(draft, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(draft().text("canary"))
+    assert "no log" in profile.load(str(file)).kernel_path.source
+    file.write_text(draft("cpu", KernelPath(attention="CPU_ATTN")).text("canary"))
+    assert "the log of the server" in profile.load(str(file)).kernel_path.source
+
+
+def test_texts_of_the_server_stay_in_their_comments(draft, tmp_path):
+    """A line break in a version, or in a reason, would begin a line of TOML."""
+    made = draft(path=KernelPath(fallbacks=["a\nname = 1"]))
+    server = dataclasses.replace(made.facts.server, version='1"\nname = "x')
+    facts = dataclasses.replace(
+        made.facts, server=server, checkpoint=None, why_no_checkpoint="a\nname = 2"
+    )
+    hostile = dataclasses.replace(made, facts=facts, measured=None, no_rates="b\nname = 3")
+    text = hostile.text("canary")
+    assert not re.findall('^name = (?:[123]|"x)', text, re.M)
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    assert profile.load(str(file)).name == "tiny"
+
+
+def test_arguments_about_tokens_stay_and_secrets_do_not(draft):
+    stay = {
+        "max_num_batched_tokens": 16384,
+        "tokenizer": "/models/x",
+        "tokenizer_mode": "slow",
+        "long_prefill_token_threshold": 512,
+        "num_speculative_tokens": 2,
+    }
+    secret = {"hf_token": "s3", "api_key": ["s1"], "ssl_keyfile": "s2", "token": "s4", "uds": "s5"}
+    made = draft("cpu", KernelPath(log=LogStart(asked=repr({**stay, **secret}))))
+    assert made.engine_arguments[::2] == [f"--{name.replace('_', '-')}" for name in stay]
+
+
 def test_gates_are_as_measured_less_a_tenth(draft):
     made = draft(**{"tg32@d0": 100.0, "ttft_p50": 20.0})
     rate, time = made.gates

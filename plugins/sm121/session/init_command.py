@@ -19,7 +19,7 @@ from sm121.clock.measuring import Result, measure
 from sm121.core import architecture, profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
-from sm121.core.files import write_text
+from sm121.core.files import refuse_unwritable, write_text
 from sm121.core.server import Server
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
@@ -90,6 +90,7 @@ def run(request: InitRequest, say: Say) -> list[Path]:
     for path in (request.output, exam):
         if path.exists():
             raise UsageError(f"--output: {path} exists; remove it, or name another file")
+        refuse_unwritable("--output", path)
     arch = request.arch or architecture.detect().name
     if arch is None:
         raise UsageError(f"--arch: expected one of {', '.join(architecture.NAMES)}")
@@ -126,18 +127,19 @@ def _draft(request: InitRequest, server: Server, can: Capabilities, arch: str, s
         arguments=request.engine_arguments,
         no_rates=no_rates,
     )
-    return dataclasses.replace(draft, spread=_spread(server, draft.fork, say))
+    spread, no_spread = _spread(server, draft.fork, say)
+    return dataclasses.replace(draft, spread=spread, no_spread=no_spread)
 
 
-def _spread(server: Server, fork: float, say: Say) -> GoldenComparison | None:
-    """Return the difference between answers alone and in a batch; None if it cannot be measured."""
+def _spread(server: Server, fork: float, say: Say) -> tuple[GoldenComparison | None, str]:
+    """Compare answers alone with those in a batch; the second value says why it is not possible."""
     try:
         spread = answer_spread.measure(Asker(server), prompts.continuations(), fork)
     except (Sm121Error, NotRun, Unmet) as error:
         say(f"answers alone and in a batch: not compared: {error}")
-        return None
+        return None, str(error)
     say(f"answers alone and in a batch: {spread.summary()}")
-    return spread
+    return spread, ""
 
 
 def _measured(server: Server, prompt: int, say: Say) -> tuple[Result | None, str]:

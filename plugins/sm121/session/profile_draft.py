@@ -13,6 +13,7 @@ from sm121.clock.measuring import Number, Result
 from sm121.core import profile, templates
 from sm121.core.data_file import DataTable
 from sm121.core.level_settings import GoldenBound
+from sm121.core.printable import printable
 from sm121.core.profile import Profile
 from sm121.measure.metrics.times import TimeToFirstToken
 from sm121.session import answer_spread
@@ -25,7 +26,10 @@ _ALLOWANCE = 0.1
 _PATH_FIELDS = ("attention", "attention_decode", "moe", "kv_layout", "kv_cache_dtype", "dtype",
     "quantization", "speculative", "cuda_graphs", "prefix_caching", "context")  # fmt: skip
 #: Arguments of a log that a profile does not repeat: addresses, names and secrets.
-_LEFT_OUT = re.compile(r"model|model_tag|host|port|served_model_name|.*(?:key|token|ssl|uds).*")
+_LEFT_OUT = re.compile(
+    r"model|model_tag|host|port|served_model_name"
+    r"|.*(?:key|ssl|uds|secret|password|credential).*|(?:.*_)?token"
+)
 #: The tables that depend on the machine and not on the model; the shipped profile has them.
 _OF_THE_MACHINE = ("stress", "box", "regression", "test_timeout_s")
 #: Lengths of the context before a measured prompt, in tokens.
@@ -50,6 +54,7 @@ class Draft:
             log.
         no_rates: The reason for missing rates.
         spread: The difference between answers alone and in a batch; None: it was not measured.
+        no_spread: The reason for a missing spread.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Draft:
     arguments: Sequence[str] = ()
     no_rates: str = ""
     spread: GoldenComparison | None = None
+    no_spread: str = "not measured"
     base: Profile = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +115,10 @@ class Draft:
             exam=exam,
             no_oracle=_NO_ORACLE,
             toml=toml,
+            key=_key,
+            line=printable,
+            has_golden_bound=self._golden_bound is not None,
+            why_no_golden_bound=self._why_no_golden_bound,
             table=_table,
         )
 
@@ -220,24 +230,49 @@ class Draft:
         """Return the tolerances of the shipped profile by dtype, with a row for ``auto``.
 
         Args:
-            key: ``agreement`` or ``golden``.
+            key: ``agreement`` or ``golden``, in which a measured bound replaces the shipped one.
         """
-        rows = {name: _values(row) for name, row in getattr(self.base.correctness, key).items()}
-        dtype = (self.facts.path.dtype or "bfloat16").removeprefix("torch.")
-        if "auto" not in rows:
-            rows["auto"] = rows.get(dtype, rows["bfloat16"])
-        if key == "golden" and self.spread is not None:
-            served = dtype if dtype in rows else "auto"
-            base = GoldenBound(**rows[served])
-            measured = answer_spread.bound_of(self.spread, base, self.date)
-            if measured is not None:
-                rows[served] = rows["auto"] = _values(measured)
+        rows = self._shipped_tolerances(key)
+        if key == "golden" and self._golden_bound is not None:
+            rows[self._tolerance_row] = rows["auto"] = _values(self._golden_bound)
         return rows
+
+    def _shipped_tolerances(self, key: str) -> dict[str, Any]:
+        rows = {name: _values(row) for name, row in getattr(self.base.correctness, key).items()}
+        if "auto" not in rows:
+            rows["auto"] = rows.get(self._dtype, rows["bfloat16"])
+        return rows
+
+    @property
+    def _dtype(self) -> str:
+        return (self.facts.path.dtype or "bfloat16").removeprefix("torch.")
+
+    @property
+    def _tolerance_row(self) -> str:
+        """The row of the tolerances that applies to the served dtype."""
+        return self._dtype if self._dtype in self._shipped_tolerances("golden") else "auto"
+
+    @property
+    def _golden_bound(self) -> GoldenBound | None:
+        """The golden bound that the spread shows; None if it shows none or was not measured."""
+        if self.spread is None:
+            return None
+        base = GoldenBound(**self._shipped_tolerances("golden")[self._tolerance_row])
+        return answer_spread.bound_of(self.spread, base, self.date)
+
+    @property
+    def _why_no_golden_bound(self) -> str:
+        """The reason for a missing golden bound."""
+        if self.spread is None:
+            return self.no_spread
+        if self.spread.worst.error == 0:
+            return "the answers alone and in a batch were equal to the last bit"
+        return "the answers alone and in a batch differed by more than rounding"
 
     @property
     def fork(self) -> float:
         """The difference in nats up to which the shipped profile takes tokens as equally likely."""
-        return float(self.tolerances("golden")["auto"]["fork"])
+        return float(self._shipped_tolerances("golden")["auto"]["fork"])
 
 
 def prompt_tokens(context: int | None) -> int:
