@@ -1,7 +1,9 @@
 """The seed and the temperature of chats, without an engine."""
 
+import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from openai.types.chat import ChatCompletion
@@ -9,6 +11,7 @@ from openai.types.chat import ChatCompletion
 from sm121.api import sampling
 from sm121.core import profile
 from sm121.core.unmet import Unmet
+from sm121.core.verdict import NotRun
 
 #: The number of chats without a text, of a server that samples at temperature 2.
 EMPTY = 0.5
@@ -60,3 +63,50 @@ def test_a_seed_that_gives_its_text_in_the_third_attempt_is_right():
 
     judge(Chats(generator))
     assert len(asked) == 9
+
+
+class Forms:
+    """A server with one text of a given probability and many others, as `Api` shows it."""
+
+    def __init__(self, likelihood: float, *, ignores_temperature: bool) -> None:
+        self.likelihood = likelihood
+        self.ignores_temperature = ignores_temperature
+        self.random = random.Random(1)
+        self.capabilities = SimpleNamespace(can=lambda _name: True)
+
+    def text(self, temperature: float, top_p: float = 1.0) -> str:
+        cold = temperature == 0 or top_p < 0.1 or self.ignores_temperature
+        if cold or self.random.random() < self.likelihood:
+            return "The user asks."
+        return f"other {self.random.random()}"
+
+    def send_chat(self, _messages, *, max_tokens: int, temperature: float, logprobs: bool):
+        assert logprobs and temperature == 1.0 and max_tokens
+        text = self.text(temperature)
+        entry = {"token": text, "logprob": math.log(self.likelihood), "top_logprobs": []}
+        choice = {"message": {"content": text}, "logprobs": {"content": [entry]}}
+        return {"choices": [choice]}
+
+    def send_response(self, _content, *, max_output_tokens: int, **options: float):
+        assert max_output_tokens
+        content = [{"type": "output_text", "text": self.text(**options)}]
+        return {"output": [{"type": "message", "content": content}], "status": "completed"}
+
+
+@pytest.mark.parametrize("ignores_temperature", [False, True])
+def test_equal_answers_of_a_near_certain_text_show_nothing(ignores_temperature):
+    """A thinking model always begins in the same way."""
+    api = Forms(0.9999, ignores_temperature=ignores_temperature)
+    with pytest.raises(NotRun, match="with probability 1"):
+        sampling.form_obeys_temperature_and_top_p(api, "response")
+
+
+@pytest.mark.parametrize("likelihood", [0.01, 0.5, 0.8])
+def test_equal_answers_of_a_text_that_is_not_certain_are_wrong(likelihood):
+    sampling.form_obeys_temperature_and_top_p(
+        Forms(likelihood, ignores_temperature=False), "response"
+    )
+    with pytest.raises(Unmet, match="different texts at temperature 1"):
+        sampling.form_obeys_temperature_and_top_p(
+            Forms(likelihood, ignores_temperature=True), "response"
+        )

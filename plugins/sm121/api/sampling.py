@@ -6,6 +6,7 @@ OpenAI's API.
 
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,10 @@ _OPEN = "The capital"
 _OPEN_CHAT = "1, 2, 3, 4, 5,"
 #: Maximum number of tokens of an answer.
 _LIMIT = 20
+#: The probability at which equal samples of a correct server are called wrong.
+_CHANCE = 1e-6
+#: Maximum number of samples of a likely text; enough for a text with a probability of 0.8.
+_MOST_SAMPLES = 64
 #: The seed of repeated requests.
 _SEED = 1234
 #: OpenAI's defaults, which do not change the distribution.
@@ -110,6 +115,7 @@ def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
 
     Raises:
         Unmet: Answers that should be equal differ, or answers that should differ are equal.
+        NotRun: One text is so likely at temperature 1 that equal answers show nothing.
     """
 
     def ask(options: Json) -> str:
@@ -125,8 +131,65 @@ def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
         texts = counted_until(mostly_alike, functools.partial(ask, options))
         about = f"{form}, {options}"
         require(mostly_alike(texts), "mostly the same text", "others", about, evidence=f"{texts}")
-    hot = counted_until(differing, functools.partial(ask, {"temperature": 1.0}))
+    sample = functools.partial(ask, {"temperature": 1.0})
+    hot = counted_until(differing, sample)
+    if not differing(hot):
+        (text,) = hot
+        for _ in range(_further_samples(api, form, text)):
+            hot[sample()] += 1
+            if differing(hot):
+                break
     require(differing(hot), "different texts at temperature 1", "one", form, evidence=f"{[*hot]}")
+
+
+def _further_samples(api: Api, form: Form, text: str) -> int:
+    """Return how many more equal samples show that a temperature of 1 is ignored.
+
+    Args:
+        api: The API of the server.
+        form: The form of the request.
+        text: The text of all samples so far.
+
+    Raises:
+        NotRun: The text is too likely.
+    """
+    likelihood = _likelihood(api, form, text)
+    if likelihood is None:
+        return 0
+    needed = math.inf
+    if likelihood < 1.0:
+        needed = math.log(_CHANCE) / math.log(likelihood)
+    if needed > _MOST_SAMPLES:
+        raise NotRun(
+            f"{form}: at temperature 1, the model gives {text!r} with probability "
+            f"{likelihood:.3g}: equal answers do not show that the temperature is ignored"
+        )
+    return max(0, math.ceil(needed) - _TIMES + 1)
+
+
+def _likelihood(api: Api, form: Form, text: str) -> float | None:
+    """Return the probability of a text by the server's own log-probabilities.
+
+    The request is not streamed, and has temperature 1, since an engine may report the
+    log-probabilities after the temperature was applied.
+
+    Returns:
+        The probability. None if the engine sends no log-probabilities, or no sample has this text.
+    """
+    options: Json = {"max_tokens": _LIMIT, "temperature": 1.0}
+    completes = form == "streamed completion"
+    if not api.capabilities.can("logprobs" if completes else "chat_logprobs"):
+        return None
+    for _ in range(_TIMES):
+        if completes:
+            answer = api.complete(_OPEN, logprobs=1, **options)
+        else:
+            answer = api.send_chat(_OPEN_CHAT, logprobs=True, **options)
+        sample = parse(answer)
+        if sample.text.strip() == text.strip() and sample.positions:
+            values = [position.log_probability for position in sample.positions]
+            return min(1.0, math.exp(math.fsum(values)))
+    return None
 
 
 def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str]) -> Counter[str]:
