@@ -193,7 +193,7 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     ],
 )  # fmt: skip
 def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expected):
-    """Both refusals of an option alone, and refusals of contradictions."""
+    """This holds for refusals of one option, and for refusals of contradictions."""
     status, run = run_pytest(*arguments, TEST)
     lines = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
     assert status == USAGE_ERROR and len(lines) == 1 and expected in lines[0], run.output

@@ -250,7 +250,7 @@ def test_the_wheel_gates_what_another_project_measures(offline, theirs):
 
 @pytest.mark.slow("a run of the suite in the environment with the wheel")
 def test_the_wheel_judges_the_tests_of_another_project(offline, theirs, fault_server, tmp_path):
-    """By the suite's levels, fixtures and gates; their profile says nothing of the machine."""
+    """The suite's levels, fixtures and gates judge them; their profile names no machine."""
     shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text("utf-8")
     without_box = re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", shipped, flags=re.M)
     run = theirs(offline / "python", "downstream")

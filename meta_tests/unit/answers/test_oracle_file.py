@@ -376,7 +376,7 @@ def test_another_rounding_is_named(made):
 
 @pytest.mark.slow("an oracle of a server that rounds more: minutes on a busy machine")
 def test_each_different_rounding_is_named_with_its_part(served):
-    """Also where float32 may round otherwise than exact arithmetic."""
+    """This includes values that float32 may round otherwise than exact arithmetic."""
     assert {*served.other_roundings} == {
         *("lm_head=checkpoint", "lm_head=mxfp4-even", "lm_head=mxfp4-floor"),
         *("kv=checkpoint", "kv=fp8-cut", "experts=checkpoint", "experts=mxfp8-identity"),

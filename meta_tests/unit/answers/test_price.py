@@ -113,7 +113,7 @@ def paid(reference, checkpoint, tmp_path_factory):
 
 
 def test_the_original_costs_about_nothing(paid):
-    """Only BF16 arithmetic, in prompts, answers and at a depth."""
+    """Its cost is only that of BF16 arithmetic, in prompts, in answers and at a depth."""
     honest = means(paid("checkpoint"))
     assert 0 <= honest[KL] < 1e-3 and honest[LIKELIEST] > 98 and abs(honest[RIGHT]) < 0.05
     assert honest[f"{KL}@d{DEPTH}"] < 2e-3
@@ -213,8 +213,10 @@ def test_no_number_is_no_price(reference, checkpoint):
     ],
 )
 def test_probabilities_whose_sum_exceeds_one_are_refused(reference, checkpoint, served):
-    """As from a sum over a part of the vocabulary, which would give a cost of zero or below. A
-    correct server has none."""
+    """A sum over a part of the vocabulary gives them, and would give a cost of zero or below.
+
+    A correct server sends none.
+    """
     surest = max(reference.prompts["capitals"].places, key=lambda surest: -surest.values[0])
     honest = dict(zip(surest.ids, surest.values, strict=True))
     assert price._divergence((surest, honest)) < 1e-6

@@ -74,7 +74,7 @@ def case(name: str) -> Case:
     ],
 )
 def test_each_answer_to_a_case_has_its_verdict(name, status, body, kind, fails):
-    """By its answer; a row without a status has no answer."""
+    """The answer decides on the verdict; a row without a status has no answer."""
     first = answer(status, BODIES.get(str(body), body), failure="" if status else "no answer")
     problem = judged(case(name), first, WELL)
     assert (problem and problem.kind) == kind

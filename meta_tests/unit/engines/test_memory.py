@@ -295,7 +295,7 @@ def test_device_memory_of_a_process_tree(monkeypatch, driver, held, source):
     ],
 )
 def test_total_memory_of_a_server(monkeypatch, before, after, device, total, source):
-    """Of a model with 66 GiB on the device, the host holds 6."""
+    """The host holds 6 GiB of a model with 66 GiB on the device."""
     available = [50, 10]
     machine = SimpleNamespace(
         virtual_memory=lambda: SimpleNamespace(available=available.pop(0)), Process=None
@@ -362,7 +362,7 @@ def hearing_of_stops() -> tuple[Servers, list[str]]:
 
 
 def test_leftovers_of_any_server_fail_the_run():
-    """Also a server in the middle, and if the next one with its name stopped cleanly."""
+    """This includes a server in the middle, even if the next one with its name stopped cleanly."""
     run, _ = hearing_of_stops()
     core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
     run.note_stop(

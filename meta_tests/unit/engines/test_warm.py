@@ -432,8 +432,10 @@ def test_flashinfer_itself_builds_the_sampler(toolkit):
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2", "0.7.4"])
 def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeypatch):
-    """By its own generators, which need another argument before 0.7. It downloads the release's
-    wheel."""
+    """FlashInfer's generators build them; before 0.7 they need another argument.
+
+    The test downloads a wheel.
+    """
     wheel = f"flashinfer-python=={release}"
     get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(toolkit), wheel]
     subprocess.run(get, check=True)

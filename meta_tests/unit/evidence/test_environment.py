@@ -379,7 +379,7 @@ def test_a_folder_of_the_packages_name_is_no_checkout(layout):
 
 
 def test_an_editable_install_is_an_install(layout, tmp_path):
-    """By a path file, as setuptools and uv write it, and by a finder."""
+    """It is found by a path file, as setuptools and uv write it, and by a finder."""
     layout.package(tmp_path / "source" / "vllm")
     layout.package(tmp_path / "other" / "flashinfer")
     (layout.packages / "vllm.pth").write_text(f"{tmp_path}/source\n")

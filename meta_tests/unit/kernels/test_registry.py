@@ -106,7 +106,7 @@ def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
 
 @pytest.mark.slow("a run of all numerics; test_benchmarks.py has such a child")
 def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
-    """They were NOT_RUN if its build was not pytest's."""
+    """The kernels were NOT_RUN if the engine's build was not pytest's."""
     log = tmp_path / "seen"
     notes = f'case "$2" in *"kernels import judge"*) echo "$0" >> {log};; esac'
     python = executable(tmp_path / "python", f'{notes}\nexec {sys.executable} "$@"')

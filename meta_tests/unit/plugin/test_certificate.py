@@ -151,7 +151,7 @@ def test_options_that_select_tests_refuse_the_certificate(certified, words, name
 
 @pytest.mark.parametrize("word", ["-n2", "--lf", "--ff", "--sw", "--share-machine"])
 def test_a_certified_run_refuses_options_of_other_plugins(certified, word):
-    """Its plugin is not loaded, or it is no option."""
+    """The option's plugin is not loaded, or the word is no option."""
     with pytest.raises(
         pytest.UsageError, match=r"unrecognized argument|expected a run without workers"
     ):

@@ -122,7 +122,7 @@ def test_a_page_has_at_most_2_mb_with_any_content(runs, part):
 
 
 def test_numbers_that_are_none_are_not_known(runs, tmp_path):
-    """As Python writes them, which no other reader of JSON accepts."""
+    """Python writes such numbers, which no other reader of JSON accepts."""
     raw = json.loads((runs["fail"] / "verdict.json").read_text())
     raw["metrics"]["tg32@d0"] |= {"value": float("inf"), "ci_low": float("nan")}
     assert main(["report", str(_written(raw, tmp_path))]) == 0

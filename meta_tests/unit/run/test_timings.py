@@ -343,7 +343,9 @@ def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_k
 @pytest.mark.parametrize("start_s", [0.0, 60.0, 130.0, 600.0], ids=lambda seconds: f"{seconds:g}s")
 @pytest.mark.parametrize("check_s", [2.0, 15.0, 80.0], ids=["short", "as-forecast", "long"])
 def test_the_remaining_time_never_jumps_up_by_more_than_a_tenth(every_s, start_s, check_s):
-    """Also if the run is slower than its forecast, and a lower bound is shown. Recorded: at least
+    """This also holds if the run is slower than its forecast, and a lower bound is shown.
+
+    Recorded: at least
     0:31, and at the next line at least 0:36."""
     known = ranged(4)
     took = {each.check.id: check_s for each in known.expected}

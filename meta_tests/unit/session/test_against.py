@@ -366,7 +366,7 @@ def test_copies_are_of_the_file(trusted):
 
 @pytest.mark.slow("eight runs")
 def test_a_removed_test_is_missing_if_it_would_have_been_selected(fault_server, run_pytest):
-    """By -k, -m and the plan, as if it still existed."""
+    """The options -k and -m and the plan select it as if it still existed."""
     attached = ("--arch", "cpu", *fault_server().options)
     file = "meta_tests/whole/scenarios/vanishing.py"
     status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})

@@ -138,7 +138,7 @@ def collected(run_pytest, *arguments):
 
 
 def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
-    """By the real selection; a parameter's name is no name in a plan."""
+    """The real selection decides; a parameter's name is no name in a plan."""
     tests, output = collected(run_pytest, "--plan", "quick")
     assert any("test_decode_rate[d512-tg32]" in test for test in tests)
     assert not any("tg128" in test or "test_stress" in test for test in tests)
