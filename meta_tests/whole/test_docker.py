@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from meta_tests.folders import ROOT
+from sm121.core import profile
 
 DOCKER = ROOT / "docker"
 #: github.com/compose-spec/compose-spec, schema/compose-spec.json at 170098b (Apache 2.0).
@@ -68,7 +69,9 @@ def test_checkouts_are_mounted_and_come_first(compose, name):
     service = compose["services"][name]
     mounts = dict(volume.rsplit(":", 1)[::-1] for volume in service["volumes"])
     paths = service["environment"]["PYTHONPATH"].split(":")
-    assert paths == ["/checkouts/flashinfer", "/checkouts/vllm"] and {*paths} <= {*mounts}
+    known = profile.load("sm121-gpt-oss-120b").engine.checkouts
+    assert paths == [str(known["flashinfer"]), str(known["vllm"])], "test_smoke.py requires these"
+    assert {*paths} <= {*mounts}
     assert service["gpus"] == "all" and service["ipc"] == "host"
     assert {"/work", "/root/.cache/huggingface", "/root/.cache/flashinfer"} <= {*mounts}
 
