@@ -11,9 +11,11 @@ import pytest
 from meta_tests.fakes import report_runs
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core import lenient, numbers
+from sm121.core.verdict import Verdict
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.report import charts, page, references, short_names, stored, summary, timelines
 from sm121.run import details
+from sm121.run.verdict_file import ChangeReport
 from sm121.stress.memory import MemoryFile
 
 
@@ -220,6 +222,19 @@ def test_a_metric_without_a_gate_is_shown_as_measured(passed):
     row = _row(text, "<code>tg128@d0</code>")
     assert ">measured<" in row and ">PASS<" not in row
     assert ">PASS<" in _row(text, "<code>tg32@d0</code>")
+
+
+def test_the_table_of_rates_has_the_verdict_of_each(passed):
+    """A rate without a gate is measured, and one that became slower is no PASS."""
+    run = passed.run
+    run.changes.append(
+        ChangeReport(
+            metric="tg32@d0", unit="tok/s", here=46.8, before=52.0, worse=0.1, allowed=0.05,
+            beside="5 stored runs", verdict=Verdict.FAIL,
+        )
+    )  # fmt: skip
+    words = {(row[1], row[0]): row[-1] for row in _decode(passed).rows}
+    assert words["tg32", "0"] == "FAIL" and words["tg128", "0"] == "measured", words
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import chart, metric_names
+from sm121.report import chart, metric_names, metric_verdicts
 from sm121.report.certainty import interval
 from sm121.report.chart import Chart, Figure, figure_of, scatter
 from sm121.report.references import ReferenceEngine, References
@@ -107,12 +107,14 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
     if not values:
         return None
     depths = sorted({depth for kind in measured.values() for depth in kind})
+    names = _names(run)
     traces: list[Figure] = []
     rows: list[list[str]] = []
     for colour, (kind, by_depth) in zip(chart.SERIES, measured.items(), strict=False):
         traces.append(_measured_trace(kind, by_depth, colour))
         for depth, metric in by_depth.items():
-            rows.append(_measured_row(kind, depth, metric))
+            verdict = metric_verdicts.of_run(run, names[kind, depth])
+            rows.append(_measured_row(kind, depth, metric, verdict.word))
     traces += _required_traces(measured)
     if references.comparable(run) is None:
         for engine, colour, dash in _with_looks(references.reference):
@@ -185,12 +187,22 @@ def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
     return {kind: dict(sorted(measured[kind].items())) for kind in sorted(measured, key=order)}
 
 
+def _names(run: VerdictFile) -> dict[tuple[str, int], str]:
+    """Return the names of the rates with one stream, by their kind and depth."""
+    names = {}
+    for name in run.metrics:
+        rate = metric_names.rate(name)
+        if rate is not None and rate.streams == 1:
+            names[rate.kind, rate.depth] = name
+    return names
+
+
 def _metrics(measured: Measured) -> Iterator[MetricReport]:
     for by_depth in measured.values():
         yield from by_depth.values()
 
 
-def _measured_row(kind: str, depth: int, metric: MetricReport) -> list[str]:
+def _measured_row(kind: str, depth: int, metric: MetricReport, word: str) -> list[str]:
     return [
         str(depth),
         kind,
@@ -200,7 +212,7 @@ def _measured_row(kind: str, depth: int, metric: MetricReport) -> list[str]:
         number(metric.target),
         number(metric.stretch),
         number(_ceiling(metric)),
-        metric.verdict.value,
+        word,
     ]
 
 
@@ -254,7 +266,7 @@ def _point_text(kind: str, depth: int, metric: MetricReport) -> str:
     bounds = interval(metric)
     if bounds:
         text += f" ({bounds})"
-    return f"{text}, {_hollow(metric) or metric.verdict.value}"
+    return f"{text}, {_hollow(metric) or metric_verdicts.of_metric(kind, metric).text}"
 
 
 def _hollow(metric: MetricReport) -> str | None:

@@ -8,7 +8,7 @@ from sm121.core import templates
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import charts, feature_table, findings, metric_names
+from sm121.report import charts, feature_table, findings, metric_names, metric_verdicts
 from sm121.report.feature_table import LinkedFiles
 from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
@@ -165,7 +165,7 @@ def _cell(metric: MetricReport | None) -> str:
         shown += f" ({number(metric.ci_low)} to {number(metric.ci_high)})"
     if metric.verdict in (Verdict.PASS, Verdict.FAIL):
         return shown
-    return f"{shown} {metric.verdict}"
+    return f"{shown} {metric_verdicts.of_metric('', metric).word}"
 
 
 def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[tuple[str, str, str, str]]:
