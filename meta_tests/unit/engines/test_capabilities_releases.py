@@ -127,6 +127,8 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
     (folder / "snapshots" / "abc").mkdir(parents=True)
     for present in (arguments, sglang, ("--speculative-config", '{"method": "ngram"}')):
         assert drafter_obstacle(present, environment) is None
+    missing = ("--speculative-draft-model-path", str(tmp_path / "eagle3"))
+    assert "expected a folder with a checkpoint, got none" in drafter_obstacle(missing, environment)
     own = ("--speculative-config", '{"method": "eagle3", "model": "{model}/eagle3"}')
     assert drafter_obstacle(own, environment) is None
 

@@ -128,10 +128,11 @@ def test_the_gate_behind_p1_needs_the_profiled_kernels():
 
 
 SHIPPED = Path(str(files("sm121.fixtures") / "hypotheses"))
+PHASES = ("P1", "P2", "P3", "P4", "P5", "P6")
 
 
 def test_the_phases_and_the_example_are_valid():
-    for phase in ("P1", "P2", "P3", "P4", "P5", "P6"):
+    for phase in PHASES:
         gate = hypothesis.gate_behind(phase)
         assert gate is not None and gate.description and gate.criteria
     assert len(hypothesis.load(SHIPPED / "example.toml").criteria) == 4
@@ -154,6 +155,17 @@ def test_each_feature_of_the_plan_has_its_file(name, phase, promise):
     shipped = hypothesis.load(SHIPPED / f"{name}.toml")
     assert shipped.phase == phase
     assert promise in [str(criterion) for criterion in shipped.criteria]
+
+
+@pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.toml")), ids=lambda file: file.stem)
+def test_an_a_b_measures_each_metric_of_a_shipped_file(file):
+    """An A/B measures at the first depth, which is 0 in each shipped profile."""
+    if file.stem == "phases":
+        criteria = [each for phase in PHASES for each in hypothesis.gate_behind(phase).criteria]
+    else:
+        criteria = hypothesis.load(file).criteria
+    metrics = [each.metric for each in criteria if each.metric is not None]
+    assert [name for name in metrics if "@" in name and not name.endswith("@d0")] == []
 
 
 def test_no_list_of_the_review_may_be_empty(tmp_path):

@@ -82,11 +82,14 @@ def drafter_obstacle(
     given = engine_arguments.parse_options(arguments)
     for name in _DRAFTERS:
         drafter = given.get(name)
-        if drafter and _MODEL not in drafter and not is_here(drafter, environment):
-            return (
-                f"the drafter {drafter} is not in the hub's cache, and the time limit of a start "
-                f"does not allow for a download: run `hf download {drafter}` first"
-            )
+        if not drafter or _MODEL in drafter or is_here(drafter, environment):
+            continue
+        if drafter.startswith(("/", ".", "~")):
+            return f"the drafter {drafter}: expected a folder with a checkpoint, got none"
+        return (
+            f"the drafter {drafter} is not in the hub's cache, and the time limit of a start "
+            f"does not allow for a download: run `hf download {drafter}` first"
+        )
     return None
 
 
