@@ -8,6 +8,7 @@ import pytest
 
 from meta_tests.folders import ROOT
 from sm121.core.errors import UsageError
+from sm121.core.server import UNRECOGNISED
 from sm121.core.verdict import Verdict, worst
 from sm121.engines.pool import StartReport
 from sm121.evidence import environment_record
@@ -188,6 +189,9 @@ def test_in_what_two_runs_differ():
     assert merge.differences(one, other) == []
     other.engine.version = None
     assert merge.differences(one, other) == merge.differences(other, one) == []
+    name, other.engine.name = other.engine.name, UNRECOGNISED
+    assert merge.differences(one, other) == merge.differences(other, one) == []
+    other.engine.name = name
     other.engine.version = "0.33.0"
     other.arch = "sm121"
     assert merge.differences(one, other) == [

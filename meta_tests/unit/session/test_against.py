@@ -20,6 +20,7 @@ from meta_tests.fakes.against_runs import (
     stored,
 )
 from sm121.core.errors import UsageError
+from sm121.core.server import UNRECOGNISED
 from sm121.core.unmet import Fact, alike
 from sm121.core.verdict import Severity, Verdict
 from sm121.evidence.kernel_path import RequestReport
@@ -156,6 +157,19 @@ def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, part):
     lines = [f"{test.id} {test.message}" for test in run.tests if test.counted is run.verdict]
     assert any(part in line for line in lines), lines
     assert where is None or any(part in line for line in getattr(run.against, where)) or lines
+
+
+@pytest.mark.parametrize(
+    ("name", "is_worse"), [(UNRECOGNISED, False), ("sglang", True)], ids=["unrecognised", "another"]
+)
+def test_an_engine_that_a_worker_did_not_recognise_is_no_other_engine(trusted, name, is_worse):
+    """A worker whose tests use no server sends no request that shows the engine's name."""
+    run = a_run(*TESTS)
+    run.engine.name = name
+    run, _ = held(run, trusted)
+    assert [test.id for test in run.tests if test.id.endswith("::engine")] == (
+        ["--against::engine"] if is_worse else []
+    )
 
 
 def test_unselected_tests_are_not_missing(trusted):

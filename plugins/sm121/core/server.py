@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: The API key that requests contain if the user gave none.
 NO_KEY = "none"
+#: The engine of an attached server as long as neither its log nor an answer shows another name.
+UNRECOGNISED = "openai-compatible"
 #: The options of vLLM and SGLang for the length of the context.
 _CONTEXT = re.compile(r"--(?:max-model-len|context-length) (\d+)(?!\S)")
 

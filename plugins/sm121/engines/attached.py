@@ -6,7 +6,7 @@ from pathlib import Path
 from sm121.client import models
 from sm121.core.address import root_of
 from sm121.core.errors import UsageError
-from sm121.core.server import NO_KEY, Endpoint, Server
+from sm121.core.server import NO_KEY, UNRECOGNISED, Endpoint, Server
 from sm121.engines.attached_pages import json_of
 from sm121.engines.signs import CLOCK_SLACK_S
 from sm121.evidence import metrics
@@ -56,7 +56,7 @@ def attach(
     return Server(
         endpoint=endpoint,
         managed=False,
-        engine="openai-compatible",
+        engine=UNRECOGNISED,
         version=str(version) if version is not None else None,
         log=log,
         configuration=None,

@@ -79,7 +79,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         return None  # pytest also calls this after a refused collection
     tests = [item for item in items if LEVEL in item.stash]
     deselected = config.stash.get(selection.DESELECTED, {})
-    if not tests and not deselected:
+    if not tests and not deselected and SHARD not in config.stash:
         return None
     settings = config.stash[SETTINGS]
     chosen = _target(config, settings, tests)
@@ -171,14 +171,20 @@ def _names_report_anywhere(config: pytest.Config) -> bool:
 def _nothing_selected(config: pytest.Config) -> str | None:
     """Why no test of a level is selected by ``-k``, ``-m`` or ``--deselect``.
 
-    None without these options, and in a shard or a worker, which may have no test.
+    None without these options, and in a worker, which may have no test.
     """
     settings = config.stash[SETTINGS]
+    shard = config.stash.get(SHARD, None)
+    if shard is not None and settings.worker is None:
+        return (
+            f"shard {shard.index}/{shard.of} has none of the {len(shard.tests)} tests, because "
+            "tests of one server are not divided. sm121 merge takes its report"
+        )
     words = {"-k": config.getoption("keyword", ""), "-m": config.getoption("markexpr", "")}
     given = " ".join(f"{option} {word!r}" for option, word in words.items() if word)
     if not given:
         given = " ".join(f"--deselect {word}" for word in config.getoption("deselect") or ())
-    if not given or settings.worker is not None or config.getoption("--shard") is not None:
+    if not given or settings.worker is not None:
         return None
     count = len(config.stash[selection.COLLECTED])
     return (

@@ -102,7 +102,7 @@ def _refuse_another(
 ) -> None:
     """Raise ValueError if this run and the earlier process have different tests or settings."""
     if before.fingerprint is None:
-        raise ValueError("it was killed before its first test")
+        raise ValueError("it was killed before its first test, so no check was decided")
     opened = next(each.event for each in stream.events if isinstance(each.event, Opened))
     begun = fold.begun(opened)
     begun.engine = begun.engine.model_copy(update={"model": before.engine.model})

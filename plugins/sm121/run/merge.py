@@ -8,6 +8,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sm121.core.server import UNRECOGNISED
 from sm121.core.verdict import INTERRUPTED, Verdict, worst
 from sm121.kernels import serving
 from sm121.machine.box import BoxState
@@ -39,10 +40,14 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[FingerprintDiffere
     """
     # The version is not known if the run used no server.
     version = one.engine.version or other.engine.version
+    # The name is not known if the run did not use an attached server.
+    name, other_name = one.engine.name, other.engine.name
+    if UNRECOGNISED in (name, other_name):
+        name = other_name = UNRECOGNISED
     compared = [
         FingerprintDifference("profile", one.profile, other.profile),
         FingerprintDifference("architecture", one.arch, other.arch),
-        FingerprintDifference("engine", one.engine.name, other.engine.name),
+        FingerprintDifference("engine", name, other_name),
         FingerprintDifference("engine's version", version, other.engine.version or version),
         FingerprintDifference(
             "configuration", one.engine.configuration, other.engine.configuration
@@ -144,9 +149,13 @@ def _add_part(whole: VerdictFile, ledger: Ledger, part: VerdictFile) -> None:
             ledger.decide(test)
 
 
-def _rank_of_engine(engine: EngineReport) -> tuple[bool, bool]:
-    """Return the rank of an engine's report: best with a proven kernel path, then with a server."""
-    return bool(engine.path.evidence), engine.base_url is not None
+def _rank_of_engine(engine: EngineReport) -> tuple[bool, bool, bool]:
+    """Return the rank of an engine's report.
+
+    The best one has a proven kernel path, then a recognised engine, then a server.
+    """
+    is_recognised = engine.name != UNRECOGNISED
+    return bool(engine.path.evidence), is_recognised, engine.base_url is not None
 
 
 def _judge_served_again(whole: VerdictFile) -> list[ServedKernel]:

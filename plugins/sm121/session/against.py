@@ -13,6 +13,7 @@ from sm121.core import unmet
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import LEVELS
+from sm121.core.server import UNRECOGNISED
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.machine import this_machine
@@ -167,7 +168,8 @@ class _Judge:
         """Compare the engine and the tests. Return the tests that this run did not request."""
         before = self._before
         report = self._report
-        if before.engine.name != self._run.engine.name:
+        # A worker without a test that uses the server does not recognise its engine.
+        if len({before.engine.name, self._run.engine.name} - {UNRECOGNISED}) > 1:
             line = (
                 f"engine: {before.engine.name} in the trusted run, "
                 f"{self._run.engine.name} in this run"
