@@ -110,3 +110,19 @@ def test_equal_answers_of_a_text_that_is_not_certain_are_wrong(likelihood):
         sampling.form_obeys_temperature_and_top_p(
             Forms(likelihood, ignores_temperature=True), "response"
         )
+
+
+@pytest.mark.parametrize("sent", [None, 0.0, -9999.0], ids=["null", "after-sampling", "clamped"])
+def test_a_server_without_usable_log_probabilities_has_no_excuse(sent):
+    """Some engines report log-probabilities after sampling, which are 0 for each token."""
+    api = Forms(0.5, ignores_temperature=True)
+    send = api.send_chat
+
+    def send_chat(*arguments, **options):
+        answer = send(*arguments, **options)
+        answer["choices"][0]["logprobs"]["content"][0]["logprob"] = sent
+        return answer
+
+    api.send_chat = send_chat
+    with pytest.raises(Unmet, match="different texts at temperature 1"):
+        sampling.form_obeys_temperature_and_top_p(api, "response")

@@ -154,7 +154,7 @@ def _further_samples(api: Api, form: Form, text: str) -> int:
         NotRun: The text is too likely.
     """
     likelihood = _likelihood(api, form, text)
-    if likelihood is None:
+    if not likelihood:
         return 0
     needed = math.inf
     if likelihood < 1.0:
@@ -174,7 +174,8 @@ def _likelihood(api: Api, form: Form, text: str) -> float | None:
     log-probabilities after the temperature was applied.
 
     Returns:
-        The probability. None if the engine sends no log-probabilities, or no sample has this text.
+        The probability. None if the engine sends no log-probabilities before sampling, or no sample
+        has this text.
     """
     options: Json = {"max_tokens": _LIMIT, "temperature": 1.0}
     completes = form == "streamed completion"
@@ -188,6 +189,9 @@ def _likelihood(api: Api, form: Form, text: str) -> float | None:
         sample = parse(answer)
         if sample.text.strip() == text.strip() and sample.positions:
             values = [position.log_probability for position in sample.positions]
+            # Some engines report log-probabilities after sampling: they are 0 for each token.
+            if not all(map(math.isfinite, values)) or not any(values):
+                return None
             return min(1.0, math.exp(math.fsum(values)))
     return None
 
