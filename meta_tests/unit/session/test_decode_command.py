@@ -86,7 +86,8 @@ def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
 def test_the_limit_of_a_token_is_that_of_the_configuration(configuration, prompt, token_ms, source):
     chosen = profiles.load("sm121-gpt-oss-120b").judging(configuration)
     limits = decode_command.limits_of(chosen, prompt)
-    assert (limits.token_ms, limits.token_source, limits.moe_ms) == (token_ms, source, 1.0)
+    assert limits.token_ms == (token_ms and pytest.approx(token_ms, abs=0.05))
+    assert (limits.token_source, limits.moe_ms) == (source, 1.0)
 
 
 def test_a_profile_without_gates_has_the_limits_of_the_guide():

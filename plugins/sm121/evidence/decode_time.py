@@ -421,6 +421,11 @@ def _judge_token(
             f"{expected}, the kernels of a step took {busy_ms:.3g} ms, and the trace does not show "
             "how many tokens a step generates. Name the server or the configuration"
         )
+    elif (time.traced_step_ms or 0.0) / (profile.step_tokens or 1) > limit:
+        judgement.not_run.append(
+            f"{expected}, a step of the trace took {time.traced_step_ms:.3g} ms with the cost of "
+            "the profiler. Name the server or the configuration: both are also timed without it"
+        )
 
 
 def _judge_host(judgement: Judgement, time: DecodeTime) -> None:

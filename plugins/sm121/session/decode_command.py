@@ -259,7 +259,7 @@ def limits_of(profile: Profile, prompt: int | None) -> Limits:
     else:
         rate = _gate_at_depth(profile, prompt - sizes.prompt_tokens)
         if rate is not None and rate.minimum is not None:
-            token_ms = round(1e3 / rate.minimum, 1)
+            token_ms = 1e3 / rate.minimum
             source = f"gate {rate.metric} of {of}, as a time"
         elif any(gate.metric.startswith("tg") for gate in sizes.gates):
             token_ms = None
@@ -269,7 +269,7 @@ def limits_of(profile: Profile, prompt: int | None) -> Limits:
             )
     moe_ms: float | None = guide.moe_ms
     of_experts = profile.gate("moe_decode_us")
-    if "moe" in profile.path_of(profile.under_test).not_shown:
+    if profile.model.dense:
         moe_ms = None
     elif of_experts is not None and of_experts.at_most is not None:
         moe_ms = of_experts.at_most / 1e3
