@@ -309,7 +309,7 @@ def test_tools_are_called_as_published(api, profile, conformance, remark):
 
 @contract
 def test_usage_equals_the_ids(api, profile):
-    """Token counts in usage equal the ids, for each finish_reason and for several choices."""
+    """The token counts in usage equal the number of ids, for each finish_reason and with n > 1."""
     endings.usage_equals_the_ids(api, profile.correctness)
 
 

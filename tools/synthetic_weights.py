@@ -96,7 +96,7 @@ def ends(wanted: Synthetic) -> Tensors:
             block = np.zeros((len(ids), HIDDEN), np.uint16)
             if own:
                 block[:, :_C_HIDDEN] = _canary()[name][start : start + len(ids)]
-            if part == 0:  # one dimension for each group of tokens
+            if part == 0:  # one hidden dimension encodes each group of token ids
                 group = (ids * 2_654_435_761 >> 16) % (wanted.experts // _C_EXPERTS)
                 block[np.arange(len(ids)), _C_HIDDEN + group] = to_bf16(
                     np.array([_IN_GROUP], np.float32)

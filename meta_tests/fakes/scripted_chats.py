@@ -20,7 +20,12 @@ _CALL = "-> "
 
 
 def script_of(section: Section, answers: Mapping[str, Sequence[ScriptedAnswer]]) -> Script:
-    """Return a script that gives the answers of each question, by its id, in turn."""
+    """Return a script that answers each question with its answers, one after the other.
+
+    Args:
+        section: The questions.
+        answers: The answers by the id of a question.
+    """
     questions = {question.turns[0].user: question for question in section.questions}
 
     def script(request: Json) -> ScriptedAnswer:

@@ -44,7 +44,7 @@ JIT = Needs(jit_modules=("experts", "attention_sink_window"), weights_gib=65)
 
 CUTLASS = ["--moe-backend", "flashinfer_cutlass", *MXFP8, "--attention-backend=FLASHINFER"]
 
-#: Available GiB on a Spark: in addition to 65 + 4, four jobs of 9.3 GiB fit.
+#: Available GiB on a Spark: 65 GiB of weights, 4 GiB of reserve, and four compiler jobs of 9.3 GiB.
 SPARK = 112
 
 

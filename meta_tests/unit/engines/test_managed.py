@@ -205,7 +205,7 @@ def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
 
 @pytest.mark.slow("another compiler; a cold start that ends is tested above")
 def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_cache):
-    """A start that loaded weights for minutes may exceed its time before its first file."""
+    """A start may exceed its time limit while a compiler works on its first file."""
     running = make("compiles-one-file", ready=4.0, cold=60.0).start()
     assert running.compiled == ("FlashInfer: fused_moe_120",)
 

@@ -1,4 +1,5 @@
-"""The requests to a build of vLLM, by its version and the names that it knows."""
+"""Arguments and variables request values of the kernel path from a build of vLLM, depending on the
+build's version and on the names of backends that it knows."""
 
 import pytest
 

@@ -166,8 +166,8 @@ class GpuEvent:
         return (end.at - self.at) * 1e3
 
 
-#: An idle H200 starts above its sustained clock and then falls below it: in seven timings of 20 ms,
-#: 5 of 17 readings had a spread of more than 10 %.
+#: An idle H200 starts above its sustained clock and then falls below it. A reading
+#: has seven timings of 20 ms each; in 5 of 17 readings these differed by more than 10 %.
 SETTLES = {
     "from a boost": lambda t: 1.25 if t < 0.08 else 1.0,
     "from idle clocks": lambda t: min(1.0, 0.3 + t),

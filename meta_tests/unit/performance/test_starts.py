@@ -38,7 +38,7 @@ def judged(build: float, stored: int, chance: np.random.Generator) -> Verdict:
 
 
 def share_of(verdict: Verdict, build: float, stored: int) -> float:
-    """Return how often single starts of a build get a verdict, of 2,000."""
+    """Return the share of 2,000 simulated single starts of a build that get a verdict."""
     chance = np.random.default_rng(46)
     return [judged(build, stored, chance) for _ in range(2000)].count(verdict) / 2000
 

@@ -158,9 +158,10 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         mistake: One of `SMALL_MISTAKES`.
 
     Raises:
-        Unmet: The answers are closer to the mistake. If the fitted share of the mistake is below 0
-            or above 1 by more than rounding explains, and a log-probability differs by more than
-            the tolerance, the message reports that there is another mistake.
+        Unmet: The answers are closer to the mistake. They are fitted as a mixture of the right
+            model (0) and the mistaken model (1). If the fitted share is below 0 or above 1 by more
+            than rounding explains, and a log-probability differs by more than the tolerance, the
+            message reports that there is another mistake.
         NotRun: The engine does not return log-probabilities of a prompt, or rounding alone can
             cause half of the mistake's pattern.
     """

@@ -18,7 +18,7 @@ from sm121.core.errors import Sm121Error
 #: The file of a checkpoint's configuration.
 CONFIG = "config.json"
 _MODELOPT = "hf_quant_config.json"
-#: The keys of a label that list modules which are not quantised.
+#: The keys of ``quantization_config`` that list the modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 #: GPTQModel's table of exceptions. A pattern with this prefix excludes modules.
 _DYNAMIC = "dynamic"

@@ -36,8 +36,8 @@ _LEAST = 2.0**-9
 #: A divisor for contributions of size zero, whose quotient is not used.
 _TINY = 1e-300
 
-#: For each expert that has tokens: its number, and the shares [rows, K / 32]. A share is how much
-#: of the error the contribution of a block explains.
+#: For each expert that has tokens: its number, and the shares [rows, K / 32]. A share is the
+#: part of the output's error that the contribution of one block explains (a regression).
 Shares = Iterator[tuple[int, Tensor]]
 
 

@@ -163,8 +163,8 @@ class TimedTexts:
                     continue
                 if isinstance(prompt, str):
                     raise NotRun(
-                        "the timed text agrees up to an equally likely token; the rest is not "
-                        "compared, because the prompt is a text and not token ids"
+                        "the timed text agrees up to a token that is as likely as another; the "
+                        "rest is not compared, because this needs a prompt of token ids"
                     )
                 if len(begun) == timed.asked_tokens:
                     return (*ids[:at], other), positions[0]

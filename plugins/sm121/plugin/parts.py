@@ -195,7 +195,7 @@ def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[Tes
     deaths = []
     for test, why in killers.items():
         if test in levels:
-            fact = Fact("a test that does not end its worker", printable(why))
+            fact = Fact("a test that does not crash its xdist worker", printable(why))
             deaths.append(TestReport.of(test, levels[test], fact))
     if deaths:
         return deaths

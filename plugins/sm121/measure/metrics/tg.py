@@ -181,10 +181,12 @@ class DecodeRate(Metric):
     def _track(self, cell: MeasuredCell, rates: Sequence[float]) -> list[float]:
         """Return the rates of this metric and of shorter answers, in the order of sending.
 
-        The rate of a short answer is scaled: it is the median rate, multiplied by the median gap of
-        all short answers, divided by the gap of this answer. The gap of an answer is the mean or
-        the median of its gaps, whichever is smaller, because one long gap may take most of a short
-        answer. With fixed texts, the result is empty, because their rates are not comparable.
+        The rate of a short answer is scaled, so that short and long answers have the same median:
+        it is the median rate of the long answers, multiplied by the median interval between tokens
+        of all short answers, divided by the interval of this answer. The interval of an answer is
+        the mean or the median of its intervals, whichever is smaller, because one long interval may
+        take most of a short answer. With fixed texts, the result is empty, because their rates are
+        not comparable.
         """
         if cell.server.prompts.natural:
             return []
