@@ -1,7 +1,7 @@
 """The option ``--against``: the stored run with which the gates of a run are compared.
 
-It is ``--benchmark-compare`` for gates: it always names a run, and a run in which no gate was
-judged does not pass. The suite has an option of this name, for its own report directories; in a
+It is ``--benchmark-compare`` for gates: it always names a run, and a run in which no metric was
+compared does not pass. The suite has an option of this name, for its own report directories; in a
 project with the suite, or with an option of its own, this plugin therefore adds none.
 """
 

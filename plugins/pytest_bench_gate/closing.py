@@ -49,7 +49,7 @@ class Closing:
     def pytest_sessionfinish(
         self, session: pytest.Session, exitstatus: int | pytest.ExitCode
     ) -> None:
-        """Change the status of a successful run if no gate was judged or a benchmark regressed.
+        """Change the status of a successful run if nothing was compared or a benchmark regressed.
 
         When this hook is called, pytest-benchmark has made the comparisons of
         ``--benchmark-compare-fail``.
@@ -60,9 +60,11 @@ class Closing:
         if self._not_run and was_asked:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
         run = self._config.stash.get(self._run, None)
-        is_judged = run is not None and bool(run.judged)
-        if self._has_report and against.is_given(self._config) and not is_judged:
-            self._nothing = f"NOT_RUN: {against.NAME}: no gate was judged, so nothing was compared"
+        judged = [] if run is None else list(run.judged.values())
+        is_compared = any(metric.comparison is not None for metric in judged)
+        if self._has_report and against.is_given(self._config) and not is_compared:
+            why = "the stored run has no metric of this run" if judged else "no gate was judged"
+            self._nothing = f"NOT_RUN: {against.NAME}: {why}, so nothing was compared"
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
         benchmarks = getattr(self._config, "_benchmarksession", None)
         if getattr(benchmarks, "performance_regressions", None):

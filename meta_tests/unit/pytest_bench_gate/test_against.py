@@ -84,6 +84,16 @@ def test_a_run_without_a_gate_does_not_pass(stored):
     assert "NOT_RUN: --against: no gate was judged, so nothing was compared" in output, output
 
 
+def test_a_run_with_only_new_gates_does_not_pass(stored, tmp_path):
+    (tmp_path / "test_new.py").write_text(GATED.replace('gate("rate"', 'gate("new"'))
+    status, output = stored("--against=0001", "test_new.py")
+    assert status == 5 and "PASS (not in a stored run yet)" in output, output
+    line = "NOT_RUN: --against: the stored run has no metric of this run, so nothing was compared"
+    assert line in output, output
+    status, output = stored("--against=0001")
+    assert status == 0 and "NOT_RUN" not in output, output
+
+
 def test_an_option_of_theirs_keeps_its_meaning(run, tmp_path):
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n    parser.addoption('--against')\n"
