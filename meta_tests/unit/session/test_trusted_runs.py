@@ -249,6 +249,19 @@ def test_trust_refuses_a_check_that_passed_in_the_trusted_run(tmp_path):
     trusted_runs.trust(red, tmp_path, anew=True)
 
 
+def test_trust_refuses_a_check_that_measures_and_fails_another_requirement(tmp_path):
+    """A check with a failed gate is refused by the name of the gate."""
+    trusted_runs.trust(stored(a_run(*TESTS, seed=2), tmp_path / "good", seed=2), tmp_path)
+    red = a_run(*changed(0, "FAIL", Fact("400", "200")))
+    red.tests[0] = of(red.tests[0], metrics=["tg32@d0"])
+    with pytest.raises(UsageError, match=r"got tests/a\.py::holds, which passed there\. "):
+        trusted_runs.trust(stored(red, tmp_path / "red"), tmp_path)
+    red.metrics["tg32@d0"].verdict = Verdict.FAIL
+    red.judge()
+    with pytest.raises(UsageError, match=r"got tg32@d0, which failed its gate\. "):
+        trusted_runs.trust(stored(red, tmp_path / "slow"), tmp_path)
+
+
 def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):
     file = a_run(("tests/s.py::s", "FAIL", "x"), TESTS[0])
     smoke, test = file.tests

@@ -226,11 +226,16 @@ def _slower(run: StoredRun, trusted: Trusted) -> list[str]:
 
 
 def _failed_checks(run: StoredRun, trusted: Trusted) -> list[str]:
-    """Return a line for each check that fails and passed in the trusted run, apart from gates."""
+    """Return a line for each check that fails and passed in the trusted run.
+
+    Checks with a failed gate are left out, because `_failed_gates` has a line for the gate.
+    """
     passed = {test.id for test in trusted.newest.file.tests if test.verdict is Verdict.PASS}
+    metrics = run.file.metrics.items()
+    failed_gates = {name for name, metric in metrics if metric.verdict is Verdict.FAIL}
     lines = []
     for test in run.failures.values():
-        if test.id in passed and not test.metrics:
+        if test.id in passed and failed_gates.isdisjoint(test.metrics):
             lines.append(f"{test.id}, which passed there")
     return lines
 
