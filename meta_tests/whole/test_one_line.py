@@ -310,6 +310,26 @@ def test_no_earlier_verdict_is_where_a_run_without_tests_names_its_report(
         assert [verdict(folder) for folder in (report / "earlier").iterdir()] == ["PASS"]
 
 
+@pytest.mark.parametrize(
+    ("words", "mark", "status"),
+    [
+        pytest.param(("-m", "gpu"), "gpu", 5, id="for-a-gpu"),
+        pytest.param((), "skip", 0, id="by-the-project"),
+    ],
+)
+def test_no_earlier_verdict_is_where_a_run_of_skipped_tests_names_its_report(
+    clone, tmp_path, words, mark, status
+):
+    (tmp_path / "test_own.py").write_text(
+        f"import pytest\n\n@pytest.mark.{mark}\ndef test_x(): pass\n"
+    )
+    option = "--report-dir=conformance-report"
+    ended, report = clone("test_own.py", *words, PYTEST_ADDOPTS=option)
+    assert ended == status, (tmp_path / "output.txt").read_text()
+    assert not (report / "verdict.json").exists()
+    assert [verdict(folder) for folder in (report / "earlier").iterdir()] == ["PASS"]
+
+
 def test_a_refused_request_leaves_the_report_where_it_is(clone, canary_bf16):
     status, report = clone("--exam", "pytest.ini")
     assert (status, verdict(report)) == (4, "PASS")

@@ -56,6 +56,8 @@ _NOTHING_RAN = (
     pytest.ExitCode.INTERRUPTED,
     pytest.ExitCode.INTERNAL_ERROR,
 )
+#: The keys of the terminal reporter's counts that are not outcomes of tests.
+_NO_OUTCOMES = {"", "deselected", "warnings"}
 _NO_LEVEL = (
     "no test of a level was collected: run `sm121 run`, or run pytest in the folder that "
     "contains the suite's tests/"
@@ -249,8 +251,8 @@ def end_without_levels(session: pytest.Session, exitstatus: int | pytest.ExitCod
 
     If there are other tests, the plugin `pytest_gpu_arch` decides the status, as in a project that
     does not use the suite; unless the options ask for a certificate, or for a report in a folder.
-    If no test ran at all, an earlier report in the folder of ``--report-dir`` is moved away:
-    nobody must take the earlier verdict for the result of this run.
+    If no test ran at all, or all were skipped, an earlier report in the folder of ``--report-dir``
+    is moved away: nobody must take the earlier verdict for the result of this run.
 
     Args:
         session: The session of pytest, which ends.
@@ -267,8 +269,16 @@ def end_without_levels(session: pytest.Session, exitstatus: int | pytest.ExitCod
             _open_empty(config)
             return
         config.stash[status.DECIDED_ELSEWHERE] = False
-    if exitstatus in _NOTHING_RAN and _names_report_anywhere(config):
+    all_skipped = exitstatus == pytest.ExitCode.OK and _all_skipped(config)
+    if (exitstatus in _NOTHING_RAN or all_skipped) and _names_report_anywhere(config):
         _move_earlier_report(config)
+
+
+def _all_skipped(config: pytest.Config) -> bool:
+    """Whether there were tests, and all were skipped."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    outcomes = set() if reporter is None else {*reporter.stats} - _NO_OUTCOMES
+    return outcomes == {"skipped"}
 
 
 def _open_empty(config: pytest.Config) -> None:
