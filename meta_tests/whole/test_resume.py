@@ -1,6 +1,7 @@
 """Runs that are killed at any moment: the files on the disk, and the result of `--resume`."""
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -241,6 +242,19 @@ def test_a_run_on_an_attached_server_is_not_resumed_on_another_process(runs, kil
     refused = runs.start(killed, "--resume")
     assert refused.wait() == 4, refused.output
     line = f"its attached server was started again: its processes were 1, and are {pid} now"
+    assert line in refused.output and refused.output.count("\n") <= 2, refused.output
+
+
+def test_a_run_on_an_attached_server_is_not_resumed_if_its_process_is_no_longer_known(runs, killed):
+    """A server that was started again without /metrics must not get the kept verdicts."""
+    stream = killed / events.NAME
+    text = stream.read_text()
+    (attached,) = re.findall(r'.*"server_attached".*\n', text)
+    earlier = {**json.loads(attached), "started": 1000.0, "processes": []}
+    stream.write_text(text.replace(attached, json.dumps(earlier) + "\n"))
+    refused = runs.start(killed, "--resume")
+    assert refused.wait() == 4, refused.output
+    line = "its attached server may have been started again: expected the start time"
     assert line in refused.output and refused.output.count("\n") <= 2, refused.output
 
 

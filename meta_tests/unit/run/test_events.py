@@ -145,6 +145,20 @@ def test_attached_servers_that_are_two_processes_differ(before, now, proof):
     assert attached.differs_from(events.ServerAttached.of(now)) == proof
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "is_comparable"),
+    [
+        pytest.param(STARTED, replace(SEEN, started=None), True, id="the pids of both"),
+        pytest.param(STARTED, UNBOUND, False, id="neither start nor pids now"),
+        pytest.param(Signs(started=1000.0), SEEN, False, id="no start now, no pids before"),
+        pytest.param(UNBOUND, UNBOUND, True, id="neither before"),
+    ],
+)
+def test_an_attached_server_is_compared_by_what_was_known_before(before, now, is_comparable):
+    attached = events.ServerAttached.of(before)
+    assert attached.is_comparable(events.ServerAttached.of(now)) == is_comparable
+
+
 def test_letters_that_no_json_has_survive_and_numbers_are_null():
     """Such letters and numbers are stored as in verdict.json."""
     noted = events.EnvironmentNoted("odd", {"path": "a\udc80b", "rate": math.inf})

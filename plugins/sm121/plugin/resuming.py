@@ -121,13 +121,18 @@ def _refuse_another(
 
 
 def _same_server(stream: EventStream, session: Session) -> ServerAttached | None:
-    """Return the event on the attached server, or None; raise ValueError if it is another one."""
+    """Return the event on the attached server, or None; raise ValueError if it may be another."""
     life = session.run.servers.attached_life
     if life is None:
         return None
     now = ServerAttached.of(life.signs)
     for each in stream.events:
         if isinstance(each.event, ServerAttached):
+            if not each.event.is_comparable(now):
+                raise ValueError(
+                    "its attached server may have been started again: expected the start time "
+                    "(/metrics) or the processes that were visible before, got neither"
+                )
             proof = each.event.differs_from(now)
             if proof is not None:
                 raise ValueError(f"its attached server was started again: {proof}")

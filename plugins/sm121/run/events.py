@@ -133,6 +133,17 @@ class ServerAttached:
             values[str(word)] = hashlib.sha256(value.encode()).hexdigest()[:16]
         return cls(None, [], values, dict(signs.counters))
 
+    def is_comparable(self, later: "ServerAttached") -> bool:
+        """Whether another process would be detected; False if a known start or pids are unknown.
+
+        Args:
+            later: The values of the server that answers now.
+        """
+        has_starts = self.started is not None and later.started is not None
+        has_processes = bool(self.processes and later.processes)
+        is_bound = self.started is not None or bool(self.processes)
+        return has_starts or has_processes or not is_bound
+
     def differs_from(self, later: "ServerAttached") -> str | None:
         """Return the proof that another process answers now; None without a proof.
 
