@@ -24,7 +24,7 @@ from sm121.core.server import UNRECOGNISED
 from sm121.core.unmet import Fact, alike
 from sm121.core.verdict import Severity, Verdict
 from sm121.evidence.kernel_path import RequestReport
-from sm121.run import details
+from sm121.run import details, merge
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import ShardReport, TestReport, VerdictFile
@@ -183,16 +183,26 @@ def test_unselected_tests_are_not_missing(trusted):
 
 
 def test_a_run_that_has_nothing_in_common_with_the_trusted_run_is_inconclusive(trusted):
-    """Nothing was compared. Another shard of the same run may compare."""
+    """Nothing was compared. Another shard may compare; if none does, the merged run tells it."""
     tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
     trusted = replace(trusted, runs=(replace(trusted.newest, metrics={}),))
     left_out = {name for name, *_ in TESTS}
-    run, (fact,) = held(a_run().model_copy(update={"tests": tests}), trusted, 0.0, 1, left_out)
+    whole = a_run().model_copy(update={"tests": [*tests]})
+    run, (fact,) = held(whole, trusted, 0.0, 1, left_out)
     assert run.verdict is Verdict.INCONCLUSIVE and not run.against.no_worse
     assert "got none of 1" in fact.message
-    shard = ShardReport(index=1, of=2, tests=[])
-    run, facts = held(a_run(shard=shard), trusted, 0.0, 1, left_out)
-    assert not facts
+    parts = {}
+    for index in (1, 2):
+        shard = ShardReport(index=index, of=2, tests=[])
+        whole = a_run().model_copy(update={"tests": [*tests], "shard": shard})
+        run, facts = held(whole, trusted, 0.0, 1, left_out)
+        assert not facts and run.verdict is Verdict.PASS
+        parts[f"shards/{index}"] = run
+    merged = merge.merge_shards(parts)
+    assert merged.verdict is Verdict.INCONCLUSIVE and not merged.against.no_worse
+    assert "got none of 1" in merged.reason
+    parts["shards/2"], _ = held(a_run(*TESTS, shard=shard), trusted, 0.0, 1, left_out)
+    assert merge.merge_shards(parts).verdict is Verdict.PASS
 
 
 def test_rates_of_which_the_trusted_run_has_none_are_named(trusted):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sm121.core.server import UNRECOGNISED
+from sm121.core.unmet import Fact
 from sm121.core.verdict import INTERRUPTED, Verdict, worst
 from sm121.kernels import serving
 from sm121.machine.box import BoxState
@@ -17,7 +18,7 @@ from sm121.run.engine_report import EngineReport, ServedKernel
 from sm121.run.fingerprint import FingerprintDifference
 from sm121.run.ledger import Ledger
 from sm121.run.machine_report import BoxReport, MemoryReport
-from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
+from sm121.run.verdict_file import AGAINST, BESIDE, AgainstReport, TestReport, VerdictFile
 
 #: The states of the machine, the worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
@@ -232,6 +233,7 @@ def merge_shards(
     for decision in beside:
         ledger.decide(decision)
     whole.against = _against(file.against for file in files)
+    _require_anything_in_common(whole, ledger)
     whole.judge()
     absent = [test.id for test in planned.tests if test.id not in done]
     _conclude(whole, files, names, absent)
@@ -260,6 +262,27 @@ def _conclude(
         whole.reason = whole.why()
 
 
+def nothing_compared(trusted: str, executed: int) -> TestReport:
+    """Return the decision on a whole run that has nothing in common with the trusted run.
+
+    Args:
+        trusted: The name of the trusted run.
+        executed: The number of tests that the whole run executed.
+    """
+    note = "Trust a run with the same checks, or select checks of that run"
+    fact = Fact(f"a check that ran in {trusted} too", f"none of {executed}", evidence=note)
+    identity = f"{AGAINST}nothing was compared"
+    return TestReport.of(identity, "regression", fact, verdict=Verdict.INCONCLUSIVE)
+
+
+def _require_anything_in_common(whole: VerdictFile, ledger: Ledger) -> None:
+    """Add a decision if no part has a test or a metric of the trusted run."""
+    against = whole.against
+    if whole.finished and against is not None and against.nothing_in_common:
+        executed = sum(test.executed for test in whole.tests)
+        ledger.decide(nothing_compared(against.run, executed))
+
+
 def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
     """Merge the parts' comparisons with the trusted run; None if no part was compared."""
     reports = [report for report in parts if report is not None]
@@ -275,7 +298,10 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
     whole.not_asked = sorted(set.intersection(*(set(report.not_asked) for report in reports)))
     for report in reports:
         whole.measured.update(report.measured)
-    whole.no_worse = all(report.no_worse for report in reports)
+        whole.rates_not_judged = whole.rates_not_judged or report.rates_not_judged
+    whole.nothing_in_common = all(report.nothing_in_common for report in reports)
+    is_no_worse = all(report.no_worse for report in reports)
+    whole.no_worse = is_no_worse and not whole.nothing_in_common
     return whole
 
 

@@ -245,6 +245,7 @@ class AgainstReport(Record):
     """The trusted run."""
     engine: str
     no_worse: bool = False
+    nothing_in_common: bool = False
     new: list[str] = Field(default_factory=list)
     """Failures of tests that passed in the trusted run, or that it did not have."""
     changed: list[str] = Field(default_factory=list)
@@ -272,8 +273,7 @@ class AgainstReport(Record):
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
     rates_not_judged: str | None = None
-    """Why no rate and no time was compared (the machine of the trusted run was DEGRADED, or the
-    trusted run measured nothing); null if they were compared."""
+    """Why rates and times were not compared (DEGRADED machine, or nothing measured), or null."""
     trade: str = ""
     """How much faster this run is, and the cost of its rounding; empty unless both are measured."""
     measured: dict[str, MetricReport] = Field(default_factory=dict)

@@ -22,6 +22,7 @@ from sm121.measure.measurement import COUNTED
 from sm121.regression import metric_levels, trend
 from sm121.regression.change import is_price, trade
 from sm121.run.fingerprint import Fingerprint
+from sm121.run.merge import nothing_compared
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import (
     AGAINST,
@@ -99,8 +100,7 @@ def compare_with_trusted(
     unasked = judging.compare_tests(asked_for)
     levels = {test.level for test in run.tests}
     report.not_asked = sorted({test.level for test in unasked} - levels)
-    if run.shard is None:  # another shard may have the tests of the trusted run
-        judging.require_anything_in_common()
+    judging.require_anything_in_common()
     judging.compare_paths()
     judging.compare_metrics(_lost(before, unasked))
     if before.fingerprint is not None and run.fingerprint is not None:
@@ -190,14 +190,17 @@ class _Judge:
         return unasked
 
     def require_anything_in_common(self) -> None:
-        """Add a decision if no test and no metric of the trusted run is in this run."""
+        """Add a decision if no test and no metric of the trusted run is in this run.
+
+        Another part of the run may have them, so for a part this is only recorded.
+        """
         ran = {test.id for test in self._run.tests if test.executed}
         before = {test.id for test in self._before.tests if test.executed}
         if ran.isdisjoint(before) and self._metrics.keys().isdisjoint(self._trusted.metrics):
-            required = f"a check that ran in {self._report.run} too"
-            note = "Trust a run with the same checks, or select checks of that run"
-            fact = Fact(required, f"none of {len(ran)}", evidence=note)
-            self._add("nothing was compared", fact, Verdict.INCONCLUSIVE)
+            self._report.nothing_in_common = True
+            if self._run.shard is None:
+                decision = nothing_compared(self._report.run, len(ran))
+                self._comparison.worse.append(decision)
 
     def compare_paths(self) -> None:
         """Record the differences of the kernel path. Unrequested differences count as worse."""
