@@ -282,18 +282,44 @@ def test_ten_percent_slower_is_red_whatever_the_selection_leaves_of_the_level(st
 
 
 def test_a_shard_without_a_test_that_measures_leaves_the_comparison_to_the_others(stored, tmp_path):
-    """The shard with the tests that measure is red."""
+    """The shard with the tests that measure is red. Both have a benchmark that is not stored."""
     own = tmp_path / "test_own.py"
     own.write_text(
         "import pytest\npytestmark = [pytest.mark.kernel, pytest.mark.applies_to('gpu')]\n"
         "def test_own(): pass\n"
     )
-    whole = (SCENARIO, str(own), COMPARE, FAIL)
+    new = tmp_path / "test_new.py"
+    new.write_text("def test_new(benchmark): benchmark(int)\n")
+    whole = (SCENARIO, str(own), str(new), COMPARE, FAIL)
     status, run = stored(SLOWER, *whole, "--shard=1/2")
     assert status == 1 and run.verdict["shard"]["compared"], run.output
     status, run = stored(SLOWER, *whole, "--shard=2/2")
     assert status == 0, run.output
     assert [test["level"] for test in run.verdict["tests"]] == ["kernel"]
+
+
+def test_a_slower_benchmark_outside_the_levels_is_red_in_a_shard_that_measures_no_level(
+    judged, tmp_path
+):
+    """pytest-benchmark finds it, and the suite takes its judgement over."""
+    own = tmp_path / "test_own_speed.py"
+    limit = "--benchmark-compare-fail=median:100%"
+
+    def run(seconds: float, *options: str):
+        own.write_text(
+            "import time\ndef test_own(benchmark):\n"
+            f"    benchmark.pedantic(time.sleep, ({seconds},), rounds=3)\n"
+        )
+        level = "meta_tests/whole/scenarios/verdicts.py::test_pass"
+        return judged(GOOD, level, str(own), *options)
+
+    status, ran = run(0.02, "--benchmark-autosave")
+    assert status == 0, ran.output
+    status, ran = run(0.02, f"{COMPARE}=0001", limit, "--shard=1/1")
+    assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
+    status, ran = run(0.2, f"{COMPARE}=0001", limit, "--shard=1/1")
+    assert status == 1 and ran.verdict["verdict"] == "FAIL", ran.output
+    assert "test_own" in ran.verdict["reason"]
 
 
 def test_nothing_comparable_in_the_history_is_no_success(stored):

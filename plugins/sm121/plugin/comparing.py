@@ -194,8 +194,8 @@ def _guarded(config: pytest.Config, session: Session, step: Any) -> Any:
 def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
     """Judge the comparison by ``--benchmark-compare-fail``, and by the checks that no test makes.
 
-    Call this before pytest-benchmark stores the run. In a shard without a test that measures, there
-    is nothing to judge.
+    Call this before pytest-benchmark stores the run. A shard without a benchmark of a level judges
+    only its other benchmarks, by ``--benchmark-compare-fail``.
 
     Args:
         config: The configuration of pytest.
@@ -205,10 +205,14 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
     run = session.run
     if not is_asked(config) or run.target.obstacle is not None:
         return
-    if run.record.file.shard is not None and not any(_measures(item) for item in items):
-        return
+    is_shard = run.record.file.shard is not None
+    is_left_to_others = is_shard and not any(_measures(item) for item in items)
     if _given(config, "benchmark_compare_fail"):
-        _decide_checks(config, session)
+        whole = config.stash.get(shards.WHOLE, ())
+        is_empty_allowed = is_left_to_others and any(_measures(item) for item in whole)
+        _decide_checks(config, session, is_empty_allowed=is_empty_allowed)
+    if is_left_to_others:
+        return
     decided = set()
     for item in items:
         if _compares(item) and run.record.ledger[item.stash[ID]].executed:
@@ -273,9 +277,14 @@ def _judged(history: MeasuredHistory, decided: Collection[str]) -> Iterator[_Jud
             yield _Judged(name, Verdict.PASS)
 
 
-def _decide_checks(config: pytest.Config, session: Session) -> None:
-    """Judge the results of ``--benchmark-compare-fail``. Without a comparable run it fails, too."""
+def _decide_checks(config: pytest.Config, session: Session, *, is_empty_allowed: bool) -> None:
+    """Judge the results of ``--benchmark-compare-fail``.
+
+    Without a comparable benchmark it fails, too. `is_empty_allowed`: another shard judges that.
+    """
     for number, regression in enumerate(_regressions(config)):
+        if is_empty_allowed and regression.subject == _NOTHING:
+            continue
         name = f"{_FAIL}::{regression.subject[:80]}"
         if name in session.run.record.ledger:  # two checks of the same benchmark
             name += f" #{number}"
