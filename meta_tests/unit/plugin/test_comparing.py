@@ -322,6 +322,24 @@ def test_a_slower_benchmark_outside_the_levels_is_red_in_a_shard_that_measures_n
     assert "test_own" in ran.verdict["reason"]
 
 
+def test_a_run_is_not_resumed_with_another_comparison(stored, tmp_path):
+    report = tmp_path / "killed"
+    place = f"--report-dir={report}"
+    status, run = stored(GOOD, SCENARIO, f"{COMPARE}=0001", FAIL, place)
+    assert status == 0, run.output
+    (report / "verdict.json").unlink()
+    stream = report / "run.jsonl"
+    lines = stream.read_text("utf-8").splitlines(keepends=True)
+    assert '"closed"' in lines[-1]
+    stream.write_text("".join(lines[:-1]), "utf-8")
+    status, run = stored(GOOD, SCENARIO, COMPARE, place, "--resume")
+    assert status == 4, run.output
+    given = "--benchmark-compare-fail=median:5% --benchmark-compare=0001"
+    assert f"differ: {given}, now --benchmark-compare)" in run.output
+    status, run = stored(GOOD, SCENARIO, f"{COMPARE}=0001", FAIL, place, "--resume")
+    assert status == 0, run.output
+
+
 def test_nothing_comparable_in_the_history_is_no_success(stored):
     """The stored run is of another GPU; a comparison was requested, and none was possible."""
 

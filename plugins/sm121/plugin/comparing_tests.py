@@ -68,3 +68,22 @@ def put_back(items: list[pytest.Item], held: Sequence[pytest.Item]) -> None:
         return
     items += held
     items.sort(key=selection.place_of_level)
+
+
+def comparison_options(config: pytest.Config) -> str:
+    """Return the options of a comparison by pytest-benchmark, with their values.
+
+    Args:
+        config: The configuration of pytest.
+
+    Returns:
+        The options as on a command line; empty without a comparison.
+    """
+    words = []
+    named = config.getoption("benchmark_compare", None)
+    if named:
+        words.append("--benchmark-compare" if named is True else f"--benchmark-compare={named}")
+    for check in config.getoption("benchmark_compare_fail", None) or ():
+        unit = "%" if type(check).__name__ == "PercentageRegressionCheck" else ""
+        words.append(f"--benchmark-compare-fail={check.field}:{check.threshold}{unit}")
+    return " ".join(sorted(words))

@@ -20,6 +20,7 @@ from sm121.core.errors import UsageError
 from sm121.machine import machine_lock
 from sm121.plugin import (
     certificate,
+    comparing_tests,
     expressions,
     kernels,
     planning,
@@ -138,7 +139,12 @@ def _collected(config: pytest.Config, settings: Settings, tests: list[pytest.Ite
     if settings.worker is not None:
         shard = workers.part(settings.worker, tests)
     listed = [ShardTest(id=item.stash[ID], level=item.stash[LEVEL]) for item in tests]
-    return Collected(listed, shard, compared=selection.compares(config))
+    return Collected(
+        listed,
+        shard,
+        compared=selection.compares(config),
+        comparison=comparing_tests.comparison_options(config),
+    )
 
 
 def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:

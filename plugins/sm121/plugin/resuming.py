@@ -10,7 +10,7 @@ outcome yet.
 import pytest
 
 from sm121.core.errors import UsageError
-from sm121.plugin import kept_cases, selection
+from sm121.plugin import comparing_tests, kept_cases
 from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold, stored_run
 from sm121.run.events import (
@@ -51,7 +51,9 @@ def take_up(config: pytest.Config, session: Session) -> None:
         before.settle()
         if before.file.finished and stored_run.has_its_verdict(run.record.directory):
             raise ValueError(f"it has ended with {before.file.verdict}")
-        _refuse_another(stream, before.file, run.record.file, compared=selection.compares(config))
+        _refuse_another(
+            stream, before.file, run.record.file, comparing_tests.comparison_options(config)
+        )
         attached = _same_server(stream, session)
         anew = run.record.file
         run.record.resume(stream)
@@ -98,7 +100,7 @@ def leave_out_decided(config: pytest.Config, session: Session, items: list[pytes
 
 
 def _refuse_another(
-    stream: EventStream, before: VerdictFile, now: VerdictFile, *, compared: bool
+    stream: EventStream, before: VerdictFile, now: VerdictFile, comparison: str
 ) -> None:
     """Raise ValueError if this run and the earlier process have different tests or settings."""
     if before.fingerprint is None:
@@ -114,8 +116,10 @@ def _refuse_another(
     tests = [(test.id, test.level) for test in collected.tests]
     if tests != [(test.id, test.level) for test in now.tests] or collected.shard != now.shard:
         others.append(f"{len(tests)} tests, but now {len(now.tests)} or different ones")
-    if collected.compared and not compared:
+    if collected.compared and not comparison:
         others.append("--benchmark-compare given, now not")
+    elif collected.comparison not in ("", comparison):
+        others.append(f"{collected.comparison}, now {comparison}")
     if others:
         raise ValueError(f"its tests or settings differ: {others[0]}")
 

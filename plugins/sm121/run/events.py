@@ -62,6 +62,8 @@ class Collected:
     shard: ShardReport | None = None
     #: Whether a comparison with a stored run was requested (``--benchmark-compare``).
     compared: bool = False
+    #: The options of this comparison with their values; earlier versions did not record them.
+    comparison: str = ""
     kind: Literal["collected"] = "collected"
 
 
