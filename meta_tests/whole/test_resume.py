@@ -325,19 +325,6 @@ def test_workers_and_one_run_are_equal(runs, tmp_path):
     assert {test.id: test.verdict for test in with_workers.tests} == expected
 
 
-def test_a_shard_without_tests_is_merged(run_pytest, fault_server, tmp_path):
-    """Tests of one server are not divided, so that the other shards have none."""
-    asked = ("--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health")
-    shards = []
-    for number, expected in ((1, 0), (2, 5)):
-        shards.append(tmp_path / f"shard-{number}")
-        status, run = run_pytest(*asked, f"--shard={number}/2", f"--report-dir={shards[-1]}")
-        assert status == expected, run.output
-    assert "shard 2/2 has none of the 1 tests" in run.output
-    merged = merging.write(merging.read_shards(shards), tmp_path / "merged")
-    assert (merged.verdict, merged.finished) == (Verdict.PASS, True)
-
-
 def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
     """Its decisions count; the run is not green, and the other tests are NOT_RUN."""
     shards = [tmp_path / f"shard-{number}" for number in (1, 2)]

@@ -186,7 +186,7 @@ def _nothing_selected(config: pytest.Config) -> str | None:
     if shard is not None and settings.worker is None:
         return (
             f"shard {shard.index}/{shard.of} has none of the {len(shard.tests)} tests, because "
-            "tests of one server are not divided. sm121 merge takes its report"
+            "tests of one server are not divided"
         )
     words = {"-k": config.getoption("keyword", ""), "-m": config.getoption("markexpr", "")}
     given = " ".join(f"{option} {word!r}" for option, word in words.items() if word)

@@ -82,9 +82,7 @@ def _refuse_other_run(first: ShardFolder, shard: ShardFolder) -> None:
             f"comparison than {first.directory}: expected --benchmark-compare in each shard or in "
             "none"
         )
-    # A shard without tests of its own has read nothing of the build and the machine.
-    have_tests = bool(shard.file.tests) and bool(first.file.tests)
-    for difference in apart(shard.file, first.file) if have_tests else ():
+    for difference in apart(shard.file, first.file):
         differences.append(
             f"{difference.name} ({difference.one}) than {first.directory} ({difference.other})"
         )
