@@ -25,6 +25,7 @@ _BYTES = {
     "I8": 1,
     "F8_E4M3": 1,
     "F8_E8M0": 1,
+    "BOOL": 1,
 }
 #: A tensor of a header: its dtype and shape.
 Entry = tuple[str, list[int]]

@@ -236,6 +236,29 @@ def test_a_matrix_in_an_unknown_form_is_wrong_without_a_label(tmp_path):
     assert (fact.about, fact.observed) == ("attention, layers 0 to 4", "unknown (U8)")
 
 
+@pytest.mark.parametrize(
+    ("tensor", "entry"),
+    [
+        pytest.param("model.layers.{}.self_attn.bias", ("U8", [1, 1, 1024, 1024]), id="gpt-2-mask"),
+        pytest.param(
+            "model.layers.{}.self_attn.bias", ("BOOL", [1, 1, 64, 64]), id="gpt-neox-mask"
+        ),
+        pytest.param(
+            "model.layers.{}.mlp.gate.tid2eid", ("I64", [1024, 6]), id="table-of-a-router"
+        ),
+    ],
+)
+@pytest.mark.parametrize("label", [{}, {"quant_method": "fp8", "ignore": ["re:.*"]}], ids=str)
+def test_a_buffer_that_is_no_weight_is_not_judged(tensor, entry, label, tmp_path):
+    public = small("Qwen/Qwen3-8B")
+    for layer in range(5):
+        public.tensors[tensor.format(layer)] = entry
+    if label:
+        public.config["quantization_config"] = label
+    found = inspection.of_folder(public.write(tmp_path))
+    assert (found.facts, found.unjudged) == ((), ())
+
+
 def quantised_head(name: str, entry: Entry) -> dict[str, Entry]:
     if name != "lm_head.weight":
         return {name: entry}

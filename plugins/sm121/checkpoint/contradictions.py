@@ -99,9 +99,21 @@ def _is_judged(own: Label, weight: Weight) -> bool:
     """
     if weight.format is None or weight.part.read == "nothing":
         return False
+    if not weight.is_described and not _may_be_packed(weight):
+        return False
     if weight.part.linear:
         return True
-    return weight.format not in _FLOATS and own.formats_of(weight) == ()
+    is_quantised = weight.is_described and weight.format not in _FLOATS
+    return is_quantised and own.formats_of(weight) == ()
+
+
+def _may_be_packed(weight: Weight) -> bool:
+    """Return whether a tensor may contain packed values of a weight.
+
+    Masks of an attention (GPT-2's ``attn.bias``) and tables of a router have integers, too.
+    """
+    dtypes = {dtype for row in weight_tables.load().format for dtype in row.dtypes}
+    return weight.main.dtype in dtypes and not weight.main.name.endswith("bias")
 
 
 def _without_scale(matrices: Sequence[_Matrix]) -> Iterator[Fact]:
