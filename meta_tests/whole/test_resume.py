@@ -325,6 +325,14 @@ def test_workers_and_one_run_are_equal(runs, tmp_path):
     assert {test.id: test.verdict for test in with_workers.tests} == expected
 
 
+def test_a_shard_without_tests_says_so(run_pytest, fault_server):
+    """Tests of one server are not divided, so that the other shards have none."""
+    asked = ("--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health")
+    status, run = run_pytest(*asked, "--shard=2/2")
+    assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
+    assert "shard 2/2 has none of the 1 tests" in run.output
+
+
 def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
     """Its decisions count; the run is not green, and the other tests are NOT_RUN."""
     shards = [tmp_path / f"shard-{number}" for number in (1, 2)]
