@@ -125,6 +125,7 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "model.safetensors").touch()
     for present in (arguments, sglang, ("--speculative-config", '{"method": "ngram"}')):
         assert drafter_obstacle(present, environment) is None
     missing = ("--speculative-draft-model-path", str(tmp_path / "eagle3"))

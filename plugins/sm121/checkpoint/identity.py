@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from sm121.checkpoint.safetensors_header import INDEX
 from sm121.core import digest, engine_arguments, model_folder
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun
@@ -29,6 +30,8 @@ _SHAPE = (
 _DRAFTERS = ("speculative_config.model", "speculative_draft_model_path")
 #: The placeholder for the model's folder, in which the drafter may be.
 _MODEL = "{model}"
+#: The suffixes of files with weights.
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 #: The suffixes of files that are not part of a checkpoint.
 _IGNORED = (".md", ".lock")
 
@@ -82,7 +85,13 @@ def drafter_obstacle(
     given = engine_arguments.parse_options(arguments)
     for name in _DRAFTERS:
         drafter = given.get(name)
-        if not drafter or _MODEL in drafter or is_here(drafter, environment):
+        if not drafter or _MODEL in drafter:
+            continue
+        if is_here(drafter, environment):
+            folder = model_folder.folder_of(drafter, environment)
+            missing = _missing_files(folder) if folder is not None else ""
+            if missing:
+                return _incomplete(drafter, missing, folder)
             continue
         if drafter.startswith(("/", ".", "~")):
             return f"the drafter {drafter}: expected a folder with a checkpoint, got none"
@@ -93,6 +102,42 @@ def drafter_obstacle(
     return None
 
 
+def _incomplete(drafter: str, missing: str, folder: Path | None) -> str:
+    """Return the obstacle of a drafter whose download or copy was interrupted."""
+    expected = f"the drafter {drafter}: expected all files of its checkpoint, got no {missing}"
+    if Path(drafter).is_dir():
+        return (
+            f"{expected}. Copy them to this folder, or continue its download: "
+            f"hf download MODEL --local-dir {drafter}"
+        )
+    return (
+        f"{expected} in {folder}. Run `hf download {drafter}`, which continues an interrupted "
+        "download"
+    )
+
+
+def _missing_files(folder: Path) -> str:
+    """Return the weight files that a folder lacks; empty if one format is complete.
+
+    Blobs named ``*.incomplete`` prove nothing: an interrupted download of files that the engine
+    does not load leaves them, too.
+    """
+    missing: list[str] = []
+    for index in sorted(folder.glob("*.index.json"), key=lambda path: path.name != INDEX):
+        try:
+            names = {*json.loads(index.read_text("utf-8"))["weight_map"].values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return ""  # the engine reports it
+        absent = sorted(name for name in names if not (folder / name).is_file())
+        if not absent:
+            return ""
+        missing = missing or absent
+    if missing:
+        return missing[0] if len(missing) == 1 else f"{missing[0]} and {len(missing) - 1} more"
+    has_weights = any(file.suffix in _WEIGHTS and file.is_file() for file in folder.iterdir())
+    return "" if has_weights else "weights"
+
+
 def require_drafter(configuration: ServerConfiguration) -> None:
     """Require that the drafter of a configuration is on this machine.
 
@@ -100,7 +145,7 @@ def require_drafter(configuration: ServerConfiguration) -> None:
         configuration: The configuration of the server.
 
     Raises:
-        NotRun: The drafter would have to be downloaded.
+        NotRun: The drafter, or a part of it, would have to be downloaded.
     """
     why = drafter_obstacle(configuration.given, configuration.variables)
     if why is not None:

@@ -1,0 +1,90 @@
+"""The drafter of a start: is its checkpoint on this machine, and is it complete?"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sm121.checkpoint.identity import drafter_obstacle
+
+NAME = "nvidia/gpt-oss-120b-Eagle3-short-context"
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def snapshot(home: Path, *files: str, shards: tuple[str, ...] = ()) -> Path:
+    """Write a snapshot in the hub's cache, with an index if the checkpoint has several files."""
+    repository = home / "hub" / f"models--{NAME.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc", "utf-8")
+    (repository / "blobs").mkdir()
+    folder = repository / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    for name in ("config.json", *files):
+        (folder / name).write_text("{}", "utf-8")
+    if shards:
+        weights = {f"layer.{number}": name for number, name in enumerate(shards)}
+        index = folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": weights}), "utf-8")
+    return folder
+
+
+def obstacle(name: str, home: Path) -> str | None:
+    config = json.dumps({"method": "eagle3", "model": name, "num_speculative_tokens": 3})
+    return drafter_obstacle(("--speculative-config", config), {"HF_HOME": str(home)})
+
+
+def test_an_interrupted_download_of_a_drafter_is_named(tmp_path):
+    """hf download writes config.json first, and the weights to blobs/HASH.incomplete."""
+    folder = snapshot(tmp_path)
+    (folder.parents[1] / "blobs" / "ad5c.incomplete").write_bytes(b"half")
+    assert obstacle(NAME, tmp_path) == (
+        f"the drafter {NAME}: expected all files of its checkpoint, got no weights in {folder}. "
+        f"Run `hf download {NAME}`, which continues an interrupted download"
+    )
+
+
+def test_a_drafter_without_a_file_of_its_index_is_named(tmp_path):
+    folder = snapshot(tmp_path, SHARDS[0], shards=SHARDS)
+    (folder / SHARDS[1]).symlink_to("../../blobs/removed")
+    assert obstacle(NAME, tmp_path) == (
+        f"the drafter {NAME}: expected all files of its checkpoint, got no {SHARDS[1]} in "
+        f"{folder}. Run `hf download {NAME}`, which continues an interrupted download"
+    )
+
+
+def test_a_folder_without_a_file_of_its_index_is_named(tmp_path):
+    folder = snapshot(tmp_path, shards=SHARDS)
+    assert obstacle(str(folder), tmp_path) == (
+        f"the drafter {folder}: expected all files of its checkpoint, got no {SHARDS[0]} and "
+        f"1 more. Copy them to this folder, or continue its download: "
+        f"hf download MODEL --local-dir {folder}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "shards"),
+    [
+        pytest.param(("model.safetensors",), (), id="one-file"),
+        pytest.param(("pytorch_model.bin",), (), id="torch"),
+        pytest.param(SHARDS, SHARDS, id="index"),
+    ],
+)
+def test_a_complete_drafter_is_present(files, shards, tmp_path):
+    """An interrupted download of another revision leaves a blob that nothing needs."""
+    folder = snapshot(tmp_path, *files, shards=shards)
+    (folder.parents[1] / "blobs" / "ad5c.incomplete").write_bytes(b"half")
+    assert obstacle(NAME, tmp_path) is None
+    assert obstacle(str(folder), tmp_path) is None
+
+
+def test_one_complete_format_of_two_is_enough(tmp_path):
+    folder = snapshot(tmp_path, *SHARDS, shards=SHARDS)
+    other = {"weight_map": {"layer.0": "pytorch_model-00001-of-00001.bin"}}
+    (folder / "a_pytorch_model.bin.index.json").write_text(json.dumps(other), "utf-8")
+    assert obstacle(NAME, tmp_path) is None
+
+
+def test_an_index_that_cannot_be_read_is_left_to_the_engine(tmp_path):
+    folder = snapshot(tmp_path, SHARDS[0], shards=SHARDS)
+    (folder / "model.safetensors.index.json").write_text("[]", "utf-8")
+    assert obstacle(NAME, tmp_path) is None
