@@ -334,6 +334,13 @@ def test_timed_requests_have_no_option_that_enlarges_chunks():
     assert body["stream_options"]["continuous_usage_stats"]
 
 
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.0, None), (1.0, 1.0)])
+def test_a_sampled_request_does_not_use_the_top_p_of_the_server(temperature, top_p):
+    request = completion("m", [1, 2], prompt_tokens=2, tokens=8, temperature=temperature)
+    body = json.loads(request.body)
+    assert (body["temperature"], body.get("top_p")) == (temperature, top_p)
+
+
 def test_counters_of_the_engines_are_read():
     before = counters.Counters({"generated": 2.0, "running": 9.0})
     now = counters.parse_counters(text_file("counters.txt"))

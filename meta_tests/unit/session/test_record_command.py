@@ -53,6 +53,17 @@ def test_the_workload_has_the_fields_of_the_plan():
     assert {name: found[name] for name in EIGHT} == EIGHT
 
 
+def test_the_workload_has_the_sampling_of_each_sampled_metric():
+    """It had temperature 0 beside a metric at temperature 1.0."""
+    plan = {"temperature": 1.0, "top_p": 1.0, "seed": None}
+    found = workload.describe_workload(Settings(), CPU, tokenizer="m")["sampled"]
+    assert found == {
+        "tg32_sampled@d0": plan,
+        "tg128_sampled@d0": plan,
+        "tg_chat": dict.fromkeys(plan, "default of the server"),
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "tokenizer"),
     [((), "/model"), (("--tokenizer", "/other"), "/other"), (("--tokenizer={model}",), "/model")],

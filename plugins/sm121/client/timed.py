@@ -387,7 +387,8 @@ def completion(
         ids: Whether to request token ids. Do not use this for timed requests, because vLLM then
             also sends the prompt's ids in the first chunk, which delays the chunk.
         text: The name of the fixed text that ends the prompt.
-        temperature: The temperature; 0 for greedy sampling.
+        temperature: The temperature; 0 for greedy sampling. Above 0, top_p is 1, whatever the
+            default of the server is.
 
     Returns:
         The request.
@@ -401,6 +402,8 @@ def completion(
         "temperature": temperature,
         "stream": stream,
     }
+    if temperature > 0.0:
+        body["top_p"] = 1.0
     if ids:
         body["return_token_ids"] = True
     if isinstance(prompt, str):

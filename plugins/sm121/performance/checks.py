@@ -16,8 +16,8 @@ from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.performance.bench import Bench
 
-#: The temperature of sampled answers: the plan's workload.
-_SAMPLED = 1.0
+#: The sampling parameters of `PerformanceChecks.sampled_rate`: the plan's workload.
+SAMPLED = {"temperature": 1.0, "top_p": 1.0}
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class PerformanceChecks:
                 higher_is_better=True,
                 invalid=[*findings.invalid, *self.bench.off_path()],
                 unproven=findings.unproven,
-                extra={"temperature": _SAMPLED, "beside": beside},
+                extra={**SAMPLED, "beside": beside},
             )
         )
 
@@ -266,7 +266,7 @@ class PerformanceChecks:
                 cell.shape.prompt_tokens,
                 tokens,
                 text=texts[number % len(texts)],
-                temperature=_SAMPLED,
+                temperature=SAMPLED["temperature"],
             )
             server.show(f"tg{tokens} sampled: {number}/{rounds}")
             server.compiled()

@@ -6,6 +6,8 @@ from sm121.core import engine_arguments
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
+from sm121.measure.plan import Plan
+from sm121.performance.checks import SAMPLED
 from sm121.session.settings import Settings
 
 
@@ -14,7 +16,8 @@ def describe_workload(
 ) -> dict[str, Any]:
     """Return the sizes and the sampling of the requests that time a decode.
 
-    The plan is included unless it is full, because other plans leave out some metrics.
+    They are greedy, except for the metrics of ``sampled``, which has their sampling. The plan is
+    included unless it is full, because other plans leave out some metrics.
 
     Args:
         settings: The settings of the run.
@@ -34,10 +37,20 @@ def describe_workload(
         "top_p": 1.0,
         "seed": None,
         "tokenizer": tokenizer,
+        "sampled": _sampled(plan),
     }
     if settings.plan != FULL:
         workload["plan"] = settings.plan
     return workload
+
+
+def _sampled(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the sampling of each metric whose requests are not greedy."""
+    sampled: dict[str, dict[str, Any]] = {}
+    for tokens in plan.generated_tokens:
+        sampled[f"tg{tokens}_sampled@d{plan.depths[0]}"] = {**SAMPLED, "seed": None}
+    sampled["tg_chat"] = dict.fromkeys(("temperature", "top_p", "seed"), "default of the server")
+    return sampled
 
 
 def tokenizer_of(configuration: ServerConfiguration) -> str:
