@@ -193,6 +193,18 @@ def test_no_list_of_the_review_may_be_empty(tmp_path):
         "(none)",
         "FIXME",
         "x",
+        "to do",
+        "To be done.",
+        "to be determined",
+        "not applicable",
+        "Not applicable here.",
+        "does not apply",
+        "none known",
+        "n/a - none",
+        "TODO later",
+        "nothing to add",
+        "unknown",
+        "see above",
     ],
 )
 def test_a_line_of_the_review_is_no_placeholder(text, tmp_path):
@@ -206,13 +218,30 @@ def test_a_line_of_the_review_is_no_placeholder(text, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["Triton", "none known", "none: FlashInfer has it", "TODO in vLLM: fuse the norm", "PDL"],
+    [
+        "Triton",
+        "none: FlashInfer has it",
+        "TODO in vLLM: fuse the norm",
+        "TODO: PDL",
+        "PDL",
+        "not applicable: the build has no other kernel",
+        "n/a, since the server waits for its clock",
+        "unknown tactics of the autotuner",
+        "nothing else is read in a step",
+    ],
 )
 def test_a_short_line_of_the_review_is_a_text(text, tmp_path):
     tiles = (SHIPPED / "tiles.toml").read_text("utf-8")
     file = tmp_path / "mine.toml"
     file.write_text(re.sub(r"(?s)alternatives = \[.*?\n\]", f"alternatives = ['{text}']", tiles))
     assert hypothesis.load(file).review.alternatives == (text,)
+
+
+def test_a_name_of_a_feature_may_begin_with_a_word_of_a_placeholder(tmp_path):
+    tiles = (SHIPPED / "tiles.toml").read_text("utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(re.sub(r"(?m)^feature = .*$", "feature = 'Null kernel'", tiles))
+    assert hypothesis.load(file).feature == "Null kernel"
 
 
 @pytest.mark.parametrize("key", ["feature", "hypothesis"])

@@ -134,23 +134,64 @@ class MetricBound:
         return verdict_of(holds=high <= bound, fails=low > bound)
 
 
+#: Texts that say nothing, unless a reason follows: "none: FlashInfer has it".
+_NEED_A_REASON = (
+    "does not apply",
+    "n a",
+    "na",
+    "none",
+    "not applicable",
+    "tba",
+    "tbd",
+    "to be decided",
+    "to be defined",
+    "to be determined",
+    "to be done",
+    "to do",
+    "todo",
+)
 #: Texts that say nothing. Punctuation is removed from a text before it is compared with them.
 _PLACEHOLDERS = frozenset(
-    {"fill in", "fixme", "na", "n a", "nil", "none", "nothing", "null", "tba", "tbd", "todo", "xxx"}
+    {*_NEED_A_REASON, "fill in", "fixme", "nil", "nothing", "nothing to add", "null", "see above"}
+    | {"unknown", "xxx"}
 )
+#: Placeholders that may be the label of a text: "TODO: PDL".
+_LABELS = ("to do", "todo")
+#: The shortest reason behind a placeholder, in words: "none: FlashInfer has it".
+_REASON = 3
+
+
+def _words(text: str) -> str:
+    """Return the words of a text in lower case, without punctuation."""
+    letters = "".join(each if each.isalnum() else " " for each in text)
+    return " ".join(letters.split()).casefold()
 
 
 def _with_content(text: str) -> str:
     """Return a text without surrounding spaces; raise ValueError if it says nothing."""
-    letters = "".join(each if each.isalnum() else " " for each in text)
-    words = " ".join(letters.split())
-    if len(words) < 3 or words.casefold() in _PLACEHOLDERS:
+    words = _words(text)
+    if len(words) < 3 or words in _PLACEHOLDERS:
         raise ValueError(f"expected a text, got {text!r}; if there is none, write why")
     return text.strip()
 
 
+def _with_reason(text: str) -> str:
+    """Return a text as `_with_content` does; refuse a placeholder without a reason, too."""
+    words = _words(text)
+    for placeholder in _NEED_A_REASON:
+        rest = words.removeprefix(f"{placeholder} ")
+        is_short = len(rest.split()) < _REASON
+        if rest != words and is_short and not (placeholder in _LABELS and ":" in text):
+            raise ValueError(
+                f"expected a text, got {text!r}; write why in a sentence: "
+                "not applicable, because ..."
+            )
+    return _with_content(text)
+
+
 _Text = Annotated[str, AfterValidator(_with_content)]
-_Lines = Annotated[tuple[_Text, ...], Field(min_length=1)]
+_Line = Annotated[str, AfterValidator(_with_reason)]
+_Lines = Annotated[tuple[_Line, ...], Field(min_length=1)]
 
 
 class Review(DataTable):
