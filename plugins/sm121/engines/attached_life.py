@@ -15,16 +15,17 @@ from sm121.engines.sign_reader import SignReader
 from sm121.engines.signs import CLOCK_SLACK_S, CREATED_OF_ANSWERS, Signs, Word
 from sm121.evidence.failure import Cause
 
-#: Seconds between the first two readings of a server's identifying values (`Signs`). vLLM and
-#: others report the time of the request as the ``created`` of a model. That value changes within
-#: this time, which shows that it does not identify the process.
+#: Seconds between the first two readings of the values that identify a server process (`Signs`). In
+#: vLLM and other engines, the ``created`` of a model is the time of the request. This value changes
+#: within this time, which shows that it does not identify the process.
 _TWO_REQUESTS_S = 1.2
-#: Seconds for which requests to a silent server are repeated before it counts as gone.
+#: If a server does not answer, the suite repeats its requests for this many seconds. After that,
+#: the server counts as ended.
 _GONE_AFTER_S = 5.0
-#: If a log is the server's, a line about a request must appear in it within this many seconds.
+#: After a request, the server's log must contain a line about it within this many seconds.
 _LOGGED_WITHIN_S = 5.0
-#: Values that every restart changes. If ``created`` is the same in all answers, it is the time at
-#: which the server started.
+#: Values that differ after every restart of a server. If ``created`` is the same in all answers, it
+#: is the time at which the server started.
 _BOUND = {
     Word("random_seed", "/server_info"),
     Word("random_seed", "/get_server_info"),
@@ -47,7 +48,7 @@ class AttachedLife:
     """
 
     def __init__(self, server: Server) -> None:
-        #: Whether the death was reported.
+        #: Whether the end of the server was already reported.
         self.accounted = False
         self.processes = AttachedProcesses(server.endpoint.base_url)
         self._endpoint = server.endpoint
@@ -66,7 +67,7 @@ class AttachedLife:
             first = self._reader.read_all(first=True)
             time.sleep(_TWO_REQUESTS_S)
             self._last = first.steady(self._reader.read_all())
-        #: The signs when the suite attached.
+        #: The identifying values of the server when the suite attached to it.
         self.signs = self._last
         self._asked_at = time.monotonic()
         #: The time of the last check. A change that is found later happened after it.
@@ -92,7 +93,7 @@ class AttachedLife:
         signs = self.signs
         has_bound_word = not _BOUND.isdisjoint(signs.words)
         if has_bound_word or signs.started or signs.processes or any(signs.counters.values()):
-            return None  # every restart changes them
+            return None  # after a restart, at least one of these values differs
         return (
             f"life of the attached server: {self._where}, and it shows neither the start of its "
             "process nor counters (/metrics): the suite would not detect a restart of the same "
@@ -178,7 +179,8 @@ class AttachedLife:
         now = self._reader.read() if self._is_bound else self._reader.read_all()
         sign = next(before.changes(now), None)
         if sign is None and not self._is_bound and size is not None:
-            # Rotation of the log does no harm: lines are also copied from the renamed file.
+            # The check also works if the log is rotated, because lines are copied from the renamed
+            # file, too.
             follows = until(lambda: self._log_size() != size, _LOGGED_WITHIN_S, every_s=0.05)
             if not follows:
                 sign = f"its log {self._log} no longer shows its answers"
@@ -204,7 +206,8 @@ class AttachedLife:
                 try:
                     answer = http.get("/v1/models")
                 except httpx.TimeoutException:
-                    return None  # slow, perhaps because of other clients; tests detect a hang
+                    # The server is slow, perhaps because of other clients; tests detect a hang.
+                    return None
                 except httpx.TransportError as error:
                     why = f"it no longer answers ({type(error).__name__}: {error})"
                 else:

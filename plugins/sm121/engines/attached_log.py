@@ -36,8 +36,9 @@ _FIRST_LINE_AFTER = datetime.timedelta(seconds=-5)
 _FIRST_LINE_BEFORE = datetime.timedelta(seconds=300)
 #: The largest accepted difference between the clocks of two machines.
 _CLOCKS = datetime.timedelta(minutes=2)
-#: No time zone is farther from UTC than 14 hours. A logged start that is farther than this from the
-#: start of the server's process is another start in any time zone.
+#: A start in the log that is farther than this from the start of the server's process is another
+#: start. A time zone cannot explain the difference, because no time zone is farther from UTC than
+#: 14 hours.
 _FARTHEST_ZONE = datetime.timedelta(hours=15)
 _HOW = (
     "give the log that this server writes (vLLM: it must contain access lines, so start it "
@@ -138,8 +139,9 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> _Reason | None:
     if names.isdisjoint({*logged, *(Path(name).name for name in logged)}):
         return _Reason(
             f"expected a log of the model {endpoint.served_name}, got one of {logged[0]}",
-            # If the log does not show the served name and the server does not show the model's path
-            # (`root`), the log may have the path of the model where the server has an alias.
+            # If the log does not contain the served name, and the server does not report the path
+            # of its model (`root`), both names may belong to one model: the log may contain the
+            # path of the model, and the server an alias.
             is_of_another=path.log.served_model is not None or "root" in entry,
         )
     return None
@@ -157,7 +159,7 @@ def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> _Reason | N
     process_began = datetime.datetime.fromtimestamp(started, datetime.UTC)
     now = datetime.datetime.now(datetime.UTC)
     logged = None
-    for zone in (datetime.UTC, None):  # None: the zone of this process
+    for zone in (datetime.UTC, None):  # None stands for the time zone of this process
         began_there = process_began.astimezone(zone).replace(tzinfo=None)
         now_there = now.astimezone(zone).replace(tzinfo=None)
         moments = (moment(line, now_there) for line in _last_start(path, log))

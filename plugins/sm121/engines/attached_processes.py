@@ -11,7 +11,8 @@ import psutil
 
 from sm121.engines import listeners, process_tree
 
-#: The listener's connections are read while it sends answers of these lengths, in tokens.
+#: The suite reads the connections of the listening process while that process sends answers of
+#: these lengths, in tokens.
 _ANSWER_TOKENS = (16, 64, 256)
 #: If the connections were read this many times during one answer, no longer answer is requested.
 _ENOUGH_READINGS = 10

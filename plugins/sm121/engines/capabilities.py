@@ -16,7 +16,8 @@ from sm121.core.data_file import DataTable
 from sm121.core.level_settings import Ability
 from sm121.core.versions import Versions, release, within
 
-#: All capabilities that a test may require. A new one needs a row in the file of every engine.
+#: All capabilities that a test may require. A new capability needs a row in the file of every
+#: engine.
 Name = Literal[
     "completions", "prompt_lists", "token_prompts", "token_ids", "chat_token_ids", "logprobs",
     "logprob_ids", "chat_logprobs", "prompt_logprobs", "echo", "several_choices", "seed",
@@ -39,7 +40,8 @@ class Capability(DataTable):
     #: this path (for example ``/v1/responses``) or schema field
     #: (``CompletionRequest.return_token_ids``).
     shown_by: str | None = None
-    #: For users, if the engine lacks it: what is missing, and how to get it if possible.
+    #: A text for users of an engine without the capability: what is missing, and how to get it if
+    #: possible.
     reason: str = ""
     #: Options that a server must be started with to have the capability.
     start: str = ""
@@ -71,11 +73,11 @@ class RecognisedBy(DataTable):
 
     #: Values of ``owned_by`` in the model's entry of /v1/models.
     owned_by: tuple[str, ...] = ()
-    #: A path whose JSON answer has ``key``.
+    #: A path whose JSON answer contains ``key``.
     path: str | None = None
     #: The key that the answer of ``path`` must have.
     key: str | None = None
-    #: A path whose JSON answer has the version.
+    #: A path whose JSON answer contains the version.
     version_path: str | None = None
     #: The key of the version in the answer of ``version_path``.
     version_key: str | None = None
@@ -94,7 +96,7 @@ class Deviation(DataTable):
         "unpublished_event",
     ]  # fmt: skip
     versions: Versions
-    #: The severity that a failure of the case would have.
+    #: The severity of the test failure that this deviation would cause if it were not listed here.
     severity: verdict.Severity = verdict.Severity.COURTESY
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)
@@ -120,7 +122,7 @@ class Bug(DataTable):
     says: str = Field(min_length=3)
     versions: Versions
     #: The only build that has the bug: a row of ``fixtures/builds.toml`` whose release is in the
-    #: range.
+    #: range of ``versions``.
     build: builds.Name | None = None
     severity: verdict.Severity
     what: str = Field(min_length=3)

@@ -31,7 +31,7 @@ from sm121.engines.process_tree import (
 )
 
 _SUPERVISOR = "sm121.engines.supervisor"
-#: Seconds that living supervisors get to end their servers themselves.
+#: If a supervisor of a dead run still runs, it gets this many seconds to end its server itself.
 _SUPERVISED_WITHIN_S = 25.0
 #: Seconds between SIGTERM and SIGKILL.
 _POLITE_S = 5.0
@@ -115,7 +115,7 @@ def _marks_beside_the_log(process: psutil.Process) -> dict[str, str]:
     start = re.fullmatch(r"(server-.+?)(?:-\d+)?\.log", log.name)
     if start is None or process.uids().real != os.getuid():
         return {}
-    for name in (log.stem, start[1]):  # a later start of a configuration has a log of its own
+    for name in (log.stem, start[1]):  # the second start of server-a logs to server-a-2.log
         try:
             status = json.loads((log.parent / f"{name}.status.json").read_text("utf-8"))
             if status["pid"] == os.getsid(process.pid):

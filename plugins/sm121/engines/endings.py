@@ -30,10 +30,11 @@ class StopReport:
     log: str = ""
     #: The name of the start that was stopped, for example ``server-stock-2``.
     start: str = ""
-    #: The signal that killed the server after the suite had requested the stop; None if it ended in
-    #: order.
+    #: The signal that killed the server after the suite had requested the stop; None if the server
+    #: exited normally.
     crash: str | None = None
-    #: For each other node, by its name: its kernel messages since its rank was started.
+    #: The kernel messages of each other node since its rank was started. The keys are the names of
+    #: the nodes.
     kernels: Mapping[str, KernelMessages] = field(default_factory=dict)
 
     @property

@@ -17,13 +17,14 @@ from typing import IO
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 
-#: The names and ids of containers that Docker allows. None of them begins with a dash.
+#: Matches the names and ids of containers that Docker allows. None of them begins with a dash, so a
+#: match cannot be read as an option of Docker.
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 #: Maximum bytes of a stream that are kept. The rest is read and dropped, because a full pipe would
 #: block its writer.
 _KEPT_BYTES = 128 << 20
 _BLOCK_BYTES = 1 << 16
-#: If no line arrives for this many seconds, all earlier lines have arrived.
+#: If no line arrives for this many seconds, the suite assumes that all earlier lines have arrived.
 _QUIET_S = 0.5
 #: Maximum seconds to wait for earlier lines.
 _SETTLED_WITHIN_S = 30.0

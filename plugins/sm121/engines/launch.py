@@ -80,18 +80,20 @@ class Launch:
         self.supervision = Supervision(log)
         #: When the process was started (``time.monotonic``); 0 before that.
         self.at = 0.0
-        #: The process tree when it was last read.
+        #: The process tree at its last reading.
         self.last_tree: list[dict[str, Any]] = []
-        #: If the start hung: the stack traces of the processes, or why there are none. Else empty.
+        #: If the start hung, the stack traces of the processes, or the reason why there are none;
+        #: otherwise empty.
         self.stacks = ""
         #: The processes of the tree when the server was ready.
         self.pids_when_ready: frozenset[int] = frozenset()
         self._mark = mark
-        #: The compilation of the server; set by `start`.
+        #: The files that the server compiles while it starts; set by `start`.
         self.compilation: StartCompilation
         #: Every process that was ever found in the tree.
         self._by_pid: dict[int, psutil.Process] = {}
-        #: Whether the launched tree has listened. If not, another process may have taken the port.
+        #: Whether a process of the launched tree has listened on the port. If not, another process
+        #: may have taken the port.
         self._has_listened = False
         #: When `kill` was called (``time.monotonic``); None before.
         self._killed_at: float | None = None

@@ -28,7 +28,8 @@ from sm121.evidence.failure import Cause, classify
 
 #: After an engine has ended, its API server ends within this many seconds.
 DYING_S = 6.0
-#: After one of its processes has ended, a living server serves a token within this many seconds.
+#: If one of its processes has ended, a server counts as alive only if it serves a token within this
+#: many seconds.
 _ANSWERS_WITHIN_S = 30.0
 #: Seconds that the other nodes get to report their faults after rank 0 has ended.
 _FAULT_SETTLES_S = 3.0
@@ -64,8 +65,8 @@ class ServerDied(ServerError):
 class Life(Protocol):
     """The state of one engine."""
 
-    #: Whether the engine's end needs no (further) report, because it was reported, or the suite
-    #: caused it.
+    #: Whether the engine's end needs no report, because it was already reported, or because the
+    #: suite itself ended the engine.
     accounted: bool
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:

@@ -127,7 +127,7 @@ def _open_files(pid: int) -> Iterator[str]:
     """
     folder = f"/proc/{pid}/fd"
     for number in os.listdir(folder):  # noqa: PTH208
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the file was closed meanwhile
             yield os.readlink(f"{folder}/{number}")  # noqa: PTH115
 
 

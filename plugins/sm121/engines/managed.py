@@ -169,7 +169,7 @@ class ManagedServer:
         self.endpoint = None
         try:
             survivors = launch.end_what_is_left(session)
-        finally:  # also after a second Ctrl-C: no secret may be left in the log
+        finally:  # runs even after a second Ctrl-C, so that no secret is left in the log
             self._redact(launch.log)
         returned = Returned()
         if self._memory_before is not None:

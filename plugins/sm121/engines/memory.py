@@ -39,13 +39,15 @@ _LITTLE = 0.05
 class Returned:
     """The memory that was not freed after a stop. The default values mean that all was freed."""
 
-    #: Bytes that are not free and certainly held by no process.
+    #: The memory that was not freed, in bytes, although no process holds it.
     missing_bytes: int = 0
-    #: Bytes that are not free, and that an invisible process may hold.
+    #: The memory that was not freed, in bytes, and that a process which the suite cannot see may
+    #: hold.
     unproven_bytes: int = 0
     #: Which memory `unproven_bytes` is about, for messages.
     where: str = ""
-    #: Whether a healthy stop may leave this much memory once, so that only a repetition is a fault.
+    #: Whether this much memory may remain in use after a healthy stop. Such a loss is a fault only
+    #: if it occurs after two stops in a row.
     usual: bool = False
 
     @property
@@ -83,8 +85,8 @@ class Returned:
 class DeviceUse:
     """Memory of all GPUs, in bytes."""
 
-    #: The memory in use. None if NVML does not report it: GB10's memory is the system's, which
-    #: `Memory.available` covers.
+    #: The memory in use. None if NVML does not report it, as on GB10, where CPU and GPU share the
+    #: system's memory (`Memory.available`).
     used: int | None
     #: The part that living processes of all users hold. None if it is unknown.
     held: int | None
@@ -94,9 +96,10 @@ class DeviceUse:
 class _Loss:
     """How much the free memory of the machine, or of its GPUs, decreased between two readings."""
 
-    #: Bytes that are not free and certainly held by no process.
+    #: The memory that was not freed, in bytes, although no process holds it.
     missing: int
-    #: Bytes that are not free, and that an invisible process may hold.
+    #: The memory that was not freed, in bytes, and that a process which the suite cannot see may
+    #: hold.
     unproven: int
     #: Which memory decreased, for messages.
     where: str

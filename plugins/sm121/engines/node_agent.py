@@ -51,7 +51,8 @@ _TREE_EVERY_S = 3.0
 _MAPPED_EVERY_S = 10.0
 _REACH_EVERY_S = 2.0
 _REACH_WITHIN_S = 2.0
-#: Maximum bytes of one answer, and of the whole log.
+#: The limits of one report (processes, kernel messages), and of the log and the stack traces, in
+#: bytes.
 _MOST_PROCESSES = 64
 _MOST_LINES = 50
 _LOG_PIECE_BYTES = 1 << 18
@@ -217,9 +218,9 @@ class _Reporter:
     def tell_state(self) -> None:
         self._refresh(time.monotonic())
         server = self._server
-        # Read the exit status first. If it were read last, a report could contain a status without
-        # the exit of its process, so that the cause would be lost; and kernel messages are slow to
-        # read.
+        # Read the exit status first. If it came after the exits, a report could contain the exit
+        # status without the exit of the process that caused it. Reading the kernel messages is
+        # slow, so it comes last.
         exit_status = server.launch.exit_status
         exits = server.launch.exits()
         kernel = kernel_messages.since(server.launch.at).of_note[-_MOST_LINES:] if exits else []

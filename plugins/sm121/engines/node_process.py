@@ -105,7 +105,7 @@ class NodeProcess:
         #: For each lasting fault, when it was first reported. The keys are "unreachable", and the
         #: pids of stopped processes.
         self.since: dict[str, float] = {}
-        #: For each connection without an answer, when this was first reported.
+        #: For each connection whose other end does not answer, when this was first reported.
         self.unanswered_since: dict[str, float] = {}
         #: Whether the node has ever connected to this machine.
         self.has_reached = False

@@ -79,7 +79,7 @@ class NodeWatch:
     fault: ServerError | None = None
     #: When the server was ready (``time.monotonic``); minus infinity before.
     ready_at: float = -math.inf
-    #: Set when the server is being stopped, so that watching ends.
+    #: Set when the server is being stopped, which ends the watching thread.
     is_over: threading.Event = field(default_factory=threading.Event)
     #: For each connection of rank 0 without an answer from the other node: when this was first
     #: noticed.

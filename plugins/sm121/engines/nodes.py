@@ -40,7 +40,8 @@ class NodeLook:
     node: Node
     #: The facts that the node reported.
     facts: dict[str, Any]
-    #: One line for each server of a dead run that was ended on the node.
+    #: One line for each server that an earlier, dead run had left on the node and that was ended
+    #: now.
     leftovers: tuple[str, ...] = ()
 
 

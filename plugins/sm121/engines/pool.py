@@ -63,7 +63,7 @@ class ServerPool:
     not check whether the server still lives. The owner of the pool reads `life` for this.
     """
 
-    #: The limits of every server.
+    #: The time limits of each server's start and stop.
     limits: StartLimits
     #: The folder of the logs.
     directory: Path
@@ -119,7 +119,7 @@ class ServerPool:
         finally:
             self._starting = None
         self.start_spans.append((began, time.monotonic()))
-        if managed.stopped is not None and not managed.stopped.clean:  # of an earlier attempt
+        if managed.stopped is not None and not managed.stopped.clean:  # an earlier attempt
             self.hooks.on_stop(configuration.name, managed.stopped)
         self.life = ManagedLife(managed)
         self._note_start(managed, server)

@@ -29,7 +29,7 @@ Severity = Literal["error", "warning", "note"]
 _GIB = 1 << 30
 _DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 _FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
-#: The names of folders with compiled kernels, which consist of compute capabilities.
+#: Matches the names of folders with compiled kernels, which consist of compute capabilities.
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 #: Maximum number of names in a message.
 _SHOWN_NAMES = 5

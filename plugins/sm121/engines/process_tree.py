@@ -62,7 +62,7 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
     """
     processes = []
     for process in psutil.process_iter(["environ"]):
-        # None: the process is a zombie, which has no environment, or belongs to another user.
+        # The environment is None if the process is a zombie, or belongs to another user.
         environment = process.info["environ"] or {}
         if process.pid != os.getpid() and environment.get(variable) == value:
             processes.append(process)
@@ -82,7 +82,8 @@ def tree(
     """
     members = {process.pid: process for process in marked(variable, value)}
     if root is not None:
-        # If the root has ended, its descendants are found in the other two ways.
+        # If the root process has ended, the searches by variable and by session find its
+        # descendants.
         with contextlib.suppress(psutil.NoSuchProcess):
             top = psutil.Process(root)
             descendants = top.children(recursive=True)

@@ -156,8 +156,8 @@ class RayNodes:
         self.nodes = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
         if not entries:
             return Placement()
-        # The server's folder for temporary files is another one, in which Ray would not find the
-        # address of its cluster.
+        # The server has a temporary folder of its own, in which Ray would not find the address of
+        # its cluster. Therefore a variable contains the address.
         link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
         link["RAY_DEDUP_LOGS"] = "0"  # keep equal lines of several ranks
         return Placement(variables=link)

@@ -226,7 +226,8 @@ def _literal(text: str) -> object:
     arguments.
     """
     named = re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text)
-    for printed in (named, re.sub(r"<[A-Za-z_][^<>]*>", "None", named)):  # <function f at 0x7f>
+    # For example <function f at 0x7f>.
+    for printed in (named, re.sub(r"<[A-Za-z_][^<>]*>", "None", named)):
         try:
             return _value(ast.parse(printed, mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -243,7 +244,7 @@ def _value(node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
-        return None  # an expression, or a set of lists, which is the value of no argument
+        return None  # an expression or a set of lists; no argument of an engine has such a value
 
 
 def _judge(

@@ -16,12 +16,14 @@ from sm121.engines.attached_processes import AttachedProcesses
 from sm121.engines.signs import CREATED_OF_ANSWERS, ClockOffset, Signs, Word
 from sm121.evidence import metrics
 
-#: A process with a smaller share of the server's memory may be replaced without a restart.
+#: If a process that holds a smaller share of the server's memory is replaced, this does not count
+#: as a restart of the server.
 _LEAST_SHARE = 0.05
-#: An id of at least this length is random; a shorter one may be a counter.
+#: An id of at least this many characters is random; a shorter one may be a counter.
 _DRAWN = 16
 _ID_NUMBER = "the number in the ids of its answers"
-#: These status codes mean that the server does not offer a path. After a timeout, it may.
+#: If a server answers with one of these status codes, it does not offer the path. After a timeout,
+#: it may still offer the path.
 _WITHHELD = (401, 403, 404, 410)
 
 

@@ -229,7 +229,7 @@ def _with_node(
     for entry in answer["survivors"]:
         left.append(Survivor(entry["pid"], entry["status"], f"{node}: {entry['command']}"))
     crash = f"{node}: {answer['crash']}" if answer["crash"] else None
-    lines, unavailable, now = answer["kernel"]  # by the clock of that node
+    lines, unavailable, now = answer["kernel"]  # `now` is the time on the clock of that node
     kernel = KernelMessages(tuple(lines), unavailable, [(0.0, now - served_s)])
     return dataclasses.replace(
         report,

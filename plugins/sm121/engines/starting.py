@@ -14,8 +14,8 @@ from sm121.core.server import Endpoint
 
 _HEALTH_EVERY_S = 0.5
 _ACTIVITY_EVERY_S = 2.0
-#: A server that uses more than this share of a core counts as working. It is not 0, because a
-#: waiting Python process wakes up now and then.
+#: A server that uses more than this share of a core counts as working. The share is not 0, because
+#: even an idle Python process wakes up now and then.
 _WORKING_SHARE = 0.01
 #: If a phase takes longer than this many seconds, a progress line is printed.
 _LONG_S = 15.0
@@ -93,7 +93,7 @@ class Activity:
         if fresh:
             self._last = time.monotonic()
             self._position += len(fresh)
-        # Progress bars end their lines with a carriage return, without a line feed.
+        # Progress bars end their lines with a carriage return instead of a line feed.
         *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
         return [line.decode("utf-8", "replace") for line in lines]
 
@@ -162,15 +162,15 @@ class StartProgress:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        #: The name of the server that starts.
+        #: The name of the server that is being started.
         self._name = ""
-        #: The current phase of that server.
+        #: The current phase of the start.
         self._phase = ""
-        #: When that phase began.
+        #: The time at which this phase began.
         self._since = 0.0
-        #: When the last line was printed.
+        #: The time at which the last line was printed.
         self._line_at = 0.0
-        #: When the start began.
+        #: The time at which the start began.
         self._began = 0.0
 
     def __call__(self, name: str, progress: StartPhase) -> None:

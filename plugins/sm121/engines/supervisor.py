@@ -53,7 +53,7 @@ _END_OF_THE_SUITE = "end of the suite"
 _EXIT_CODE = 48
 #: Signals that are sent on purpose to end a process; other signals mean a crash.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only read, nothing is created there
 
 
 @dataclass
@@ -193,7 +193,8 @@ class _Supervisor:
 
     def _signal_main(self, number: signal.Signals, patience_s: float) -> bool:
         """Send a signal to the main process, and return whether it has ended in time."""
-        with contextlib.suppress(ProcessLookupError):  # it has just ended; `_reap` reaps it
+        # The process has just ended, and `_reap` will reap it.
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self._main_pid, number)
         return until(self._reap, patience_s, every_s=_POLL_S)
 

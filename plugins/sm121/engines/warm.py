@@ -36,9 +36,11 @@ class RequiredModules:
     modules: FlashInferModules
     needed: tuple[JitModule, ...]
     missing: tuple[JitModule, ...]
-    #: Other kernels that are missing in the cache. A start compiles them, ``sm121 warm`` does not.
+    #: Other kernels that are missing in the cache. A start compiles them, but ``sm121 warm`` does
+    #: not.
     unbuilt: tuple[jit.Unbuilt, ...]
-    #: For each module, how the configuration that needs the module decodes.
+    #: The keys are the names of modules. The values are the sizes for which XQA is compiled, read
+    #: from the arguments of the configuration that needs the module.
     decoding: Mapping[str, jit.Decoding]
     #: The names of the architecture's machine code.
     codes: tuple[str, ...]

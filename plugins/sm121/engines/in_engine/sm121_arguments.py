@@ -45,8 +45,8 @@ def _sglang() -> Any:
 def _vllm() -> Any:
     make = _first(
         [
-            ("vllm.entrypoints.common.cli_args", "make_arg_parser"),  # 0.33 and later
-            ("vllm.entrypoints.launchers.cli_args", "make_arg_parser"),  # 0.29 to 0.32
+            ("vllm.entrypoints.common.cli_args", "make_arg_parser"),  # in vLLM 0.33 and later
+            ("vllm.entrypoints.launchers.cli_args", "make_arg_parser"),  # in vLLM 0.29 to 0.32
             ("vllm.entrypoints.openai.cli_args", "make_arg_parser"),
         ]
     )

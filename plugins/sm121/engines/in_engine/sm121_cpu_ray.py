@@ -38,5 +38,6 @@ class CpuRayExecutor(ray_executor_v2.RayExecutorV2):  # type: ignore[misc]
     def _build_runtime_env(self) -> dict[str, Any]:
         environment: dict[str, Any] = super()._build_runtime_env()
         variables = environment.setdefault("env_vars", {})
-        variables["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # this file is on it
+        # PYTHONPATH contains the folder of this file.
+        variables["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
         return environment

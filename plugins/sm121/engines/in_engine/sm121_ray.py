@@ -31,7 +31,8 @@ def nccl_of_actors() -> list[dict[str, str | None]]:
     import re
 
     pattern = re.compile(r"\S+ \S+ \S+ \S+ (\d+) +(/.*/libnccl\.so[.\d]*)(?: \(deleted\))?")
-    files: dict[tuple[str, str], pathlib.Path] = {}  # keys: path and inode in the actor
+    # The keys are the inode and the path in the actor.
+    files: dict[tuple[str, str], pathlib.Path] = {}
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             if not (process / "cmdline").read_bytes().startswith(b"ray::"):
@@ -50,7 +51,8 @@ def nccl_of_actors() -> list[dict[str, str | None]]:
             if str(file.stat().st_ino) == inode:
                 digest = hashlib.sha256()  # file_digest is not in Python 3.10
                 with file.open("rb") as stream:
-                    while block := stream.read(1 << 20):  # a library of 400 MB
+                    # Read in blocks, because a library has 400 MB.
+                    while block := stream.read(1 << 20):
                         digest.update(block)
                 sha256 = digest.hexdigest()
         except OSError:
@@ -93,7 +95,7 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
         gpus = answer.stdout.strip().splitlines()
     lines = pathlib.Path("/proc/meminfo").read_text("ascii").splitlines()
     free = next(line for line in lines if line.startswith("MemAvailable"))
-    shared = pathlib.Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
+    shared = pathlib.Path("/dev/shm")  # noqa: S108 - only read, nothing is created there
     mapped: dict[str, bool] = {}  # for each file, whether one of Ray's actors maps it
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
