@@ -79,7 +79,8 @@ def transport(library: Any) -> Any:
     return _Transport(library)
 
 
-#: The package with each library's connection pools, which accept a network backend.
+#: For each client library, the package that contains its connection pools. These pools accept a
+#: network backend.
 _CORES = {"httpx": "httpcore", "httpx2": "httpcore2"}
 
 

@@ -140,7 +140,7 @@ def load_key(path: str, key: str, kind: type[_Value]) -> _Value:
     Raises:
         DataFileError: The file is missing or wrong.
     """
-    hashable: Any = kind  # a type is hashable, but mypy does not know that
+    hashable: Any = kind  # a type is hashable, but mypy does not know this
     value: _Value = getattr(_loaded(path, _table_of(key, hashable)), key)
     return value
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _LENGTH = 16
-#: The largest file that is read whole. Of a larger file, only evenly spaced pieces are read.
+#: left by an earlier crash
 _WHOLE_BYTES = 1 << 20
 #: The number of pieces. The first piece is at the file's start, the last one at its end.
 _PIECES = 16

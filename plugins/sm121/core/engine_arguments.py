@@ -103,7 +103,7 @@ def _table(option: Option) -> dict[str, str]:
     """Return the entries of a JSON table, flattened; none if the option's value is no table."""
     value = option.values[0] if option.values else ""
     if value.startswith("{"):
-        with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse it
+        with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse the argument
             return flat(json.loads(value))
     return {}
 

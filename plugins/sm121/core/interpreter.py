@@ -82,7 +82,7 @@ def ask(
         last = messages[-1] if messages else "no message"
         raise NoAnswer(f"{python} ended with {run.returncode}: {redaction.redact(last)[:200]}")
     try:
-        return json.loads(lines[-1])  # a sitecustomize module may print lines before it
+        return json.loads(lines[-1])  # a sitecustomize module may print lines before the last one
     except ValueError as error:
         raise NoAnswer(f"{python} answered something else: {lines[-1][:200]}") from error
 

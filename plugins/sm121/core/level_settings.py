@@ -81,8 +81,8 @@ class LogProbabilityTolerance(Statement):
 
     max_abs: Positive
     mean_abs: Positive
-    #: The largest difference over tokens with a probability above one half. This bound can be small
-    #: even for coarse dtypes.
+    #: The largest accepted difference in log-probability of tokens with a probability above one
+    #: half. This bound can be small even for coarse dtypes.
     likely_max_abs: Positive | None = None
     likely_mean_abs: Positive | None = None
 
@@ -108,7 +108,7 @@ class GoldenBound(AgreementBound):
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-#: The metrics of the accuracy cost of rounding. Each has its unit, and whether higher is better.
+#: For each metric of the accuracy cost of rounding, its unit, and whether a higher value is better.
 PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
     "price_kl": ("nats", False),
     "price_likeliest": ("%", True),
@@ -119,7 +119,7 @@ PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
 class Price(DataTable):
     """The accepted accuracy cost of one rounding."""
 
-    #: All rounding in addition to that of the checkpoint, in the syntax of ``--rounding``.
+    #: The server's rounding in addition to that of the checkpoint, in the syntax of ``--rounding``.
     rounding: str = Field(min_length=2)
     #: Gates on metrics of `PRICES`, with or without a depth (for example ``price_kl@d8192``).
     gates: tuple[Gate, ...] = Field(min_length=1)
@@ -216,8 +216,8 @@ class Correctness(DataTable):
     #: Configurations that must give the same answers. They are compared only with ``--slow``,
     #: because each needs a start.
     same_answers: tuple[ConfigurationName, ...] = ()
-    #: Published scores. The suite itself runs those that have ``tries``. lm-evaluation-harness runs
-    #: the others, in the Python of ``--scores``.
+    #: Published scores of the model. The suite itself runs the tasks that have ``tries``. For the
+    #: others, it runs lm-evaluation-harness in the Python of ``--scores``.
     scores: tuple[Score, ...] = ()
     #: The range for the mean length, in tokens, of answers to the prompts in
     #: ``fixtures/answers/questions.toml``.
@@ -272,24 +272,25 @@ class StressSizes(DataTable):
     answer_tokens: Sourced = _chosen(32, "short answers, so that requests begin and end often")
     #: The number of requests in each arrival process.
     mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
-    #: The mean arrival rate in these processes, in requests per second.
+    #: The mean arrival rate of each arrival process, in requests per second.
     arrivals_per_s: Sourced = _chosen(4, "more than a slow server runs at once, but the queue ends")
-    #: For slow machines: after this time, a load starts no further request, if it has started at
-    #: least half of them. If None, all requests are sent.
+    #: The time in seconds after which a load starts no further request, if it has started at least
+    #: half of its requests. This limits the load on slow machines. If None, all requests are sent.
     load_s: Sourced | None = None
-    #: For how long short prompts are sent, one at a time, while other requests decode.
+    #: For how many seconds short prompts are sent, one at a time, while other requests decode.
     joining_s: Sourced = _chosen(10, "enough for prompts to join each number of decoding requests")
-    #: A server counts as hung if its running requests get no token for this long.
+    #: If the running requests of a server get no token for this many seconds, the server counts as
+    #: hung.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
-    #: The time limit of a request.
+    #: The time limit of a request, in seconds.
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
-    #: The maximum time until a client notices that a server was stopped.
+    #: The maximum time until a client notices that a server was stopped, in seconds.
     stop_learned_within_s: Sourced = _chosen(
         10, "longer than a decode step and a close; proxies wait 30 s for a silent server"
     )
     #: The largest ratio of the duration of a load's slowest request to the median duration.
     tail_factor: Sourced = _chosen(10, "waiting in a queue slows a request less than ten times")
-    #: A request that takes less time than this never counts as slow.
+    #: A request that takes less than this many seconds never counts as slow.
     tail_floor_s: Sourced = _chosen(2, "longer than a garbage collection, or other work, takes")
     #: The largest loss of throughput after the load, as a fraction.
     throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
@@ -304,7 +305,7 @@ class StressSizes(DataTable):
     )
     #: The largest growth of open handles for each request.
     handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of a leak of one per request")
-    #: If less memory than this is available, the suite ends the run, in GiB.
+    #: If less than this many GiB of memory are available, the suite ends the run.
     memory_floor_gib: Sourced = _chosen(2, "with less, a machine with shared GPU memory hangs")
 
 
@@ -312,7 +313,7 @@ class TimedChats(Statement):
     """How to time chats like those of users: streamed, sampled as the model specifies, complete."""
 
     questions: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
-    #: Shorter answers are not used for the rate, in tokens.
+    #: The minimum length of an answer, in tokens. Shorter answers are not used for the rate.
     at_least: Count = 512
     #: The length at which an answer is truncated, in tokens.
     at_most: Count = 1024
@@ -399,8 +400,7 @@ class Box(DataTable):
     healthy_gb_s: Band | None = None
     #: The SM clock of a healthy GPU under load.
     sm_clock_mhz: Sourced | None = None
-    #: What to do if the clock is less than half of ``sm_clock_mhz`` and no power limit explains
-    #: this.
+    #: What to do if the clock is below half of ``sm_clock_mhz`` and no power limit explains this.
     sm_clock_remedy: str | None = None
     #: A GPU with at least this SM clock is not capped.
     sm_clock_uncapped_mhz: Sourced | None = None

@@ -35,8 +35,8 @@ class MeasuringSettings:
     rounds: Count = 5
     #: The maximum number of rounds for a gate.
     maximum_rounds: Count = 80
-    #: The number of requests with the shortest answers. Their times are compared with those of long
-    #: requests, as a second way to compute the rate.
+    #: The number of requests with the shortest answers. The rate is computed a second time, from
+    #: the difference between the times of long requests and of these requests.
     short_rounds: Count = 3
     #: The numbers of concurrent streams that are measured at the first depth, in addition to one
     #: stream. Some are above and some below the batch sizes of captured CUDA graphs (1, 2, 4, 8),
@@ -57,7 +57,8 @@ class MeasuringSettings:
     client_lag_bound: Fraction = 0.01
     #: The largest accepted change of the rate during its measurement, as a fraction.
     drift_bound: Fraction = 0.05
-    #: The largest accepted difference between the last warm-up requests, as a fraction.
+    #: The largest accepted difference between the times of the last warm-up requests, as a
+    #: fraction.
     warm_bound: Fraction = 0.10
     warm_up_requests: Count = 6
     #: The time limit of a request.

@@ -32,7 +32,7 @@ class PlanRow(DataTable):
 
     purpose: str = Field(min_length=3)
     levels: tuple[Level, ...] = Field(default=get_args(Level), min_length=1)
-    #: For a level of which only some tests run: their markers, or names with ``*`` for any text.
+    #: For each level that runs in part, its tests: markers, or names (``*`` stands for any text).
     tests: dict[Level, tuple[Annotated[str, Field(min_length=1)], ...]] = Field(default={})
     #: The depths of ``[performance]`` that are measured; all if None.
     depths: tuple[int, ...] | None = Field(default=None, min_length=1)
@@ -98,7 +98,7 @@ class Profile(DataTable):
     under_test: str
     #: The configuration with which ``under_test`` is compared, and which must also work.
     baseline: str
-    #: The first of these that the engine supports is tested in place of ``under_test``.
+    #: The first of these configurations that the engine supports replaces ``under_test``.
     fastest: tuple[ConfigurationName, ...] = ()
     #: The configuration whose own gates apply; if None, those of ``[performance]`` apply.
     question: str | None = Field(default=None, exclude=True)

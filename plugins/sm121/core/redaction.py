@@ -32,7 +32,7 @@ def _expanded(regex: str) -> str:
 _PATTERNS = [(re.compile(_expanded(row["regex"])), row["shown"]) for row in _DATA["pattern"]]
 #: Lower-case words. Any text that matches one of the patterns contains at least one of these words.
 _WORDS = tuple(word.encode() for word in _DATA["WORDS"])
-#: The places in a lower-case text at which one of the patterns may match.
+#: Matches the places in a lower-case text at which one of the patterns may match.
 _SIGN = re.compile(_DATA["SIGN"].encode())
 #: Values of variables are searched for only if they have at least this length. Shorter values, such
 #: as 1 or true, occur in half of all lines.

@@ -48,7 +48,7 @@ class Endpoint:
         Args:
             timeout_s: The time limit of a whole answer, in seconds.
         """
-        import openai  # takes 0.5 s; the measuring process does not need it
+        import openai  # imported late: it takes 0.5 s, and the measuring process does not need it
 
         return openai.OpenAI(**self.client_options(timeout_s=timeout_s))
 

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from sm121.core import numbers, verdict
 
-#: Two measured numbers that differ by at most this factor count as alike.
+#: If two measured numbers differ by at most this factor, two failures with these numbers count as
+#: the same failure.
 _FACTOR = 2.0
 #: The ``kind`` of a requirement on the kernel path of a run.
 OF_PATH = "kernel path"
@@ -308,7 +309,7 @@ def _has_no_new(
     earlier: Sequence[Fact], later: Sequence[Fact], same: Callable[[Fact, Fact], bool]
 ) -> bool:
     """Check whether, for each later fact, an earlier fact has the same identity and is ``same``."""
-    # An exception of another library has only its text.
+    # A failure that consists of an exception of another library has only the text of the exception.
     is_foreign = not all(fact.required for fact in (*earlier, *later))
     if is_foreign and facts_text(earlier) == facts_text(later):
         return True
