@@ -35,7 +35,7 @@ _LOG_HEAD_BYTES = 4 << 20
 _LOG_TAIL_BYTES = 8 << 20
 #: The time limit of a program such as nvidia-smi, in seconds.
 _PROGRAM_TIMEOUT_S = 30
-#: kernel.log begins with the important messages. This is their maximum number.
+#: The maximum number of important messages, which are at the beginning of kernel.log.
 _MOST_NOTED = 50
 _NO_PROCESS = "no process of the server was left to inspect"
 

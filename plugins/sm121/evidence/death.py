@@ -12,7 +12,8 @@ from sm121.evidence.kernel_messages import KernelMessages
 
 #: The classes of causes that only state that a process ended.
 VAGUE = ("engine_dead", "unknown")
-#: The name prefixes of engines' own processes. As long as a server runs, none of them ends.
+#: The name prefixes of engines' own processes. As long as a server runs, none of these processes
+#: ends.
 OF_ENGINES = ("VLLM::", "sglang::")
 #: The maximum number of kernel messages, and also of log lines, that a cause quotes.
 _QUOTED = 4

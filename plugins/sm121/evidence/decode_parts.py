@@ -36,7 +36,7 @@ class DecisionRow(DataTable):
     rows: tuple[Row, ...]
     #: The decision applies if these rows take more than this share of a step.
     share: float
-    #: What these rows are, for the report.
+    #: A description of these rows, for the report.
     what: str
     #: What to do if the decision applies, for the report.
     then: str
@@ -46,13 +46,14 @@ class DecisionRow(DataTable):
 class Gates(DataTable):
     """Limits of decoding. Those of the SM121 testing guide (`docs/from-the-plan.md`) are in ms."""
 
-    #: The limit for both products of the experts of one layer, for one token.
+    #: The limit for the time of both matrix products of one layer's experts, for one token.
     moe_ms: float
     #: The limit for one decoded token, if the suite's profile has no gate for it.
     token_ms: float
     #: The limit for the share of a step in which no kernel runs.
     host_share: float
-    #: If no kernel runs for less than this time, in milliseconds, the share is not judged.
+    #: The share is judged only if the time without a running kernel is at least this long, in
+    #: milliseconds.
     host_ms: float
 
 

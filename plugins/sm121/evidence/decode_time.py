@@ -164,7 +164,7 @@ def _timed_s(
         return None
     seconds = stream.token_s * tokens
     if seconds < host.busy_s * (1 - _TOLERANCE):
-        return None  # the timed steps were other ones than those of the profile
+        return None  # the timed steps are not the profiled steps
     return max(seconds, host.busy_s)
 
 

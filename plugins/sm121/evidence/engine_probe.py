@@ -51,7 +51,8 @@ def _constant(folder: str | None, file: str, name: str) -> str | None:
         text = Path(folder, file).read_text("utf-8")
     except OSError:
         return None
-    # __commit_id__ = commit_id = 'g0123abc', and cuda: Optional[str] = '13.0'
+    # The pattern matches, for example, ``__commit_id__ = commit_id = 'g0123abc'`` and ``cuda:
+    # Optional[str] = '13.0'``.
     assigned = r"(?::[^=\n]+)?\s*=\s*(?:\w+\s*=\s*)?['\"]([^'\"]+)['\"]"
     match = re.search(rf"(?m)^{re.escape(name)}{assigned}", text)
     return match.group(1) if match else None
@@ -103,7 +104,8 @@ def installed() -> dict[str, dict[str, str]]:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         fields = dict(reversed(_FIELD.findall(text.partition("\n\n")[0])))
         name = re.sub(r"[-_.]+", "-", fields.get("Name", "")).lower()
-        if not name or "Version" not in fields or name in packages:  # the first of a name counts
+        # Only the first distribution of a name is imported.
+        if not name or "Version" not in fields or name in packages:
             continue
         packages[name] = fields["Version"]
         commit = _COMMIT.search(distribution.read_text("direct_url.json") or "")

@@ -124,7 +124,7 @@ def autotune_sets(environment: Mapping[str, str]) -> dict[str, str]:
         try:
             content = json.loads(text)
         except ValueError:
-            content = text  # the file is truncated, which also counts as another set
+            content = text  # the file is truncated, but must still differ from other files
         sets[str(file.parent.relative_to(root))] = digest.of_value(content)
     return sets
 

@@ -98,7 +98,7 @@ class _Hit:
 class _Hits:
     """The failures in the log so far."""
 
-    #: The first hit of each rank.
+    #: The first matching line of each rank; the keys are ranks.
     first: dict[int, _Hit] = field(default_factory=dict)
     weak: _Hit | None = None
 
@@ -149,15 +149,15 @@ class FailureReader:
     def __init__(self) -> None:
         self._patterns = Patterns()
         self._hits = _Hits()
-        #: The last hit, if detail lines may follow it.
+        #: The last matching line, if lines with details may follow it.
         self._latest: _Hit | None = None
         self._last: str | bytes | None = None
         self.ready = False
         self.stopped = False
         self._fatal = False
         self._frames = Frames()
-        #: Whether the engine continued after the stored exception, which then affected only one
-        #: request.
+        #: Whether the engine continued after the stored exception. If it did, the exception
+        #: affected only one request.
         self._went_on = False
 
     def feed(self, line: LogLine) -> None:
@@ -204,7 +204,8 @@ class FailureReader:
 
     def _note_fatal(self) -> None:
         if self.ready and self._went_on and not self._fatal:
-            # The stored exception only affected a request.
+            # The engine continued after the stored exception, so the exception affected only one
+            # request.
             self._hits.first.pop(_GENERIC_RANK, None)
         self._fatal = True
 

@@ -41,8 +41,8 @@ class Patterns:
         self.is_stop = any_of(failures.markers.stopped).search
         self.is_fatal = any_of(failures.markers.fatal).search
         self.is_quiet = any_of(failures.markers.quiet).search
-        #: Pairs of a hint and its signature: first all of them, then those that also apply to quiet
-        #: lines.
+        #: Each hint (a word that a matching line contains) with its signature: first the hints of
+        #: all failures, then the hints of those failures that also apply to quiet lines.
         self._hints: list[tuple[str, FailureSignature]] = []
         self._quiet_hints: list[tuple[str, FailureSignature]] = []
         for entry in failures.failure:
@@ -51,7 +51,7 @@ class Patterns:
             if entry.levels == "any":
                 self._quiet_hints += hints
         self.bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
-        #: For truncated lines: the failures, by the beginnings of their messages.
+        #: The failures, found by the beginnings of their messages, for lines that are truncated.
         self._beginnings = _beginnings()
         self._longest = max(map(len, self._beginnings))
         self._shortest = min(map(len, self._beginnings))

@@ -54,10 +54,11 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
     untracked = _git(checkout, "ls-files", "--others", "--", *parts)
     if status is None or untracked is None or not flags:
         return None
-    changed = [line[3:] for line in status.splitlines()]  # XY PATH
+    # A line has two status letters, a space and the path.
+    changed = [line[3:] for line in status.splitlines()]
     for line in flags.splitlines():
         flag, _, name = line.partition(" ")
-        if flag != "H":  # H: tracked, and compared with the commit
+        if flag != "H":  # git marks a file with H if it is tracked and compared with the commit
             changed.append(name)
     for name in untracked.splitlines():
         if "__pycache__/" not in name and not (checkout / name).is_symlink():

@@ -57,7 +57,7 @@ def read_modules(places: Iterable[Path], gpu: int = architecture.GB10) -> list[C
     modules: list[CachedModule] = []
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":
-            continue  # the library in the same folder contains it
+            continue  # the library in the same folder contains this code
         report = libraries.check_file(file, gpu)
         if report.state is libraries.CodeState.HOST:
             continue

@@ -21,7 +21,8 @@ _OF_NOTE = re.compile(
 )
 _NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
 _KILLED = re.compile(r"Killed process (\d+)")
-#: How many of the last messages are kept, and how many important messages before them at most.
+#: The maximum number of messages that are kept: the last ones, and as many important ones before
+#: them.
 _MOST_LINES = 4000
 
 

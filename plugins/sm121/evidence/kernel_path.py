@@ -32,8 +32,8 @@ _OF_REQUESTS = ("progress", "generation_rate", "accepted_length", "compiled")
 _NO_SINGLE_VALUE = (*LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _NUMBERS = ("context", "rank", "world_size", "draft_tokens")
-#: The lists that only a server's lines fill. An entry proves that a container's lines are a
-#: server's.
+#: The lists whose entries come only from the lines of a server. If the lines of a container fill
+#: one of them, the container runs a server.
 _LISTS_OF_SERVERS = ("weights", "unknown_env", "fallbacks", "channels")
 #: The number of bytes at the beginning of a log that are searched for its engine.
 _DETECTED_IN = 4 << 20
@@ -46,8 +46,8 @@ _OF_HOST = re.compile(
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
     r"|.{0,80}\b(?:kernel|systemd[\w-]*\[\d+\]|dockerd\[\d+\]|containerd\[\d+\]|earlyoom\[\d+\]): "
 )
-#: Words of lines of the Linux kernel, of nvidia-smi and of TensorRT-LLM, which is none of the known
-#: engines. They name processes and paths of users, whatever is in front of them.
+#: Lines of the Linux kernel, nvidia-smi and TensorRT-LLM (no known engine). They may contain names
+#: of users' processes and paths, so they do not show the engine, with any prefix.
 _OF_OTHERS = re.compile(
     r"NVRM: |\boom-kill:constraint="
     r"|\b(?:Out of memory|Memory cgroup out of memory): Killed process "
@@ -369,7 +369,7 @@ def detect_engine(path: Path) -> str | None:
     for name in engines:
         words = [word for word in load_signatures(name).detect if word in text]
         counts[name] = len(words)
-    best = max(engines, key=counts.__getitem__)  # the first one if counts are equal: vLLM
+    best = max(engines, key=counts.__getitem__)  # vLLM, if counts are equal
     if counts[best]:
         return best
     named = [name for name in engines if _proves_values(read_log(path, name))]

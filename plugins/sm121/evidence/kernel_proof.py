@@ -95,7 +95,7 @@ def requantised(profile: KernelProfile, layers: int) -> list[str] | None:
     marlin = _rows(profile, "requantised")
     if not marlin:
         return [] if _all_is_plain(profile, layers, passes) else None
-    # If the trace marks steps, passes beyond the number of steps are prefill.
+    # If the trace marks steps, the passes beyond the number of steps belong to prefill.
     is_decoding = profile.decoding or (profile.steps or 0) - passes in (0, 1)
     calls: float | None
     if is_decoding:

@@ -37,7 +37,7 @@ _MOST_OPERATORS = 5_000_000
 #: The annotation of a step, with the number of requests that decode and of the tokens that the step
 #: computes for them (``compute_iteration_details`` of vLLM 0.32).
 _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)(\((sq)?(?P<tokens>\d+))?")
-#: The same annotation, of a step that computes a part of a prompt.
+#: The same annotation for a step that computes a part of a prompt.
 _PREFILL = re.compile(r"^execute_\S*context_[1-9]")
 #: The CUDA functions that launch a kernel or a graph of kernels.
 _LAUNCH = re.compile(r"^cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
@@ -131,7 +131,7 @@ class _Trace:
         self.steps = 0
         #: The number of steps that compute a part of a prompt.
         self.prefill_steps = 0
-        #: The most tokens that a step computes for one request; 0: unknown.
+        #: The largest number of tokens that a step computes for one request; 0 if it is unknown.
         self.step_tokens = 0
         #: The known times of kernels.
         self.times = _Times()
@@ -183,7 +183,7 @@ class _Trace:
             return None
         order = self.times.in_order()
         starts = np.frombuffer(self.times.starts)[order]
-        #: For each kernel, the latest end of this kernel and all earlier ones.
+        #: For each kernel, the latest time at which this kernel or an earlier one ended.
         until = np.maximum.accumulate(starts + np.frombuffer(self.times.took)[order])
         wall_us = float(until[-1] - starts[0])
         idle_us = float(np.maximum(starts[1:] - until[:-1], 0.0).sum())

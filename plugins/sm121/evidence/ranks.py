@@ -76,7 +76,7 @@ def read_ranks(
         for ranks in _by_node(reader.workers(), name).values():
             ranks.sort(key=_order)
             _share_values(ranks)
-            # Other processes may have names that look like a worker's name.
+            # Processes that are not ranks may have names that look like a worker's name.
             rank_paths += [rank for rank in ranks if _is_rank(rank.path)]
     return sorted(rank_paths, key=_order)
 
@@ -262,7 +262,7 @@ def _missing_numbers(ranks: Sequence[RankPath], world_size: int) -> Iterator[str
 
 def _several_starts(ranks: Sequence[RankPath]) -> Iterator[str]:
     starts = {rank.path.log.start for rank in ranks if rank.path.log.start}
-    # The same start may have two ids, one from NCCL and one of another kind.
+    # One start may have two ids: one from NCCL, and one of another kind.
     kinds = {start[: len(_NCCL_ID)] for start in starts}
     minutes = [rank.path.log.since for rank in ranks if rank.path.log.since is not None]
     apart = max(minutes) - min(minutes) if minutes else 0

@@ -54,7 +54,7 @@ def writer(log: Path, engine: str | None) -> str | None:
         OSError: The log cannot be read.
     """
     if engine not in (None, "llama-cpp"):
-        return engine  # a log of llama.cpp may be Ollama's
+        return engine  # a log that looks like llama.cpp's may be Ollama's
     with log.open("rb") as file:
         head = file.read(_SEARCHED).decode("utf-8", errors="replace")
     for other in _load().engine:

@@ -118,7 +118,7 @@ class ResourceSampler(threading.Thread):
         while not self._ended.wait(self.resources.interval_s):
             try:
                 self.sample()
-            except Exception as error:  # noqa: BLE001 - the next sample looks at the floor again
+            except Exception as error:  # noqa: BLE001 - the next sample checks the floor again
                 if not self._trouble_reported:
                     self._trouble_reported = True
                     self._on_trouble(

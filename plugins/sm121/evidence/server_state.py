@@ -21,7 +21,7 @@ LISTS = {
 LIST_LIMIT = 200
 #: The fact after which lines may be about the draft model of speculative decoding.
 _DRAFTER_LOADS = "drafter_loads"
-#: The fields that are not read from lines after that fact.
+#: The fields that are not read from the lines after that fact.
 _OF_TARGET_ONLY = frozenset({"attention", "attention_decode", "moe", "native_fp4"})
 #: A line belongs to an older run if its time is earlier than the current run's first line by a
 #: number of minutes in this range. Smaller differences may occur within a run, larger ones at the
@@ -131,7 +131,7 @@ class ServerState:
         candidates = self.candidates.setdefault(signature.field, [])
         for candidate in candidates:
             if candidate.strength == signature.strength and candidate.needs == signature.needs:
-                # The first of several equally strong lines determines the value.
+                # If several lines are equally strong, the first one determines the value.
                 if candidate.value != value and len(candidate.others) < LIST_LIMIT:
                     candidate.others.setdefault(str(value), excerpt)
                 return

@@ -148,7 +148,7 @@ class Signature(LinePattern):
             if not isinstance(self.value, str):
                 raise ValueError("a progress entry needs value, the name of the phase")
         elif self.field in ("fallback", "silent_fallback"):
-            pass  # the id is the value
+            pass  # the value is the id of the signature
         elif self.template is not None:
             if captures or self.value is not None:
                 raise ValueError("expected template, or value or the group of that name, not both")

@@ -98,9 +98,9 @@ class ErrorReader:
         self._position = start
         #: For each process that is printing a traceback, this traceback.
         self._stacks: dict[_Process, _Stack] = {}
-        #: The processes whose last message is accepted together with a traceback that follows it.
-        #: The value is None until that traceback has ended. After that, it is the traceback's
-        #: logging record, because more lines of the exception's message may follow.
+        #: The processes whose last message is accepted together with the traceback that follows the
+        #: message. The value is None until that traceback has ended. After that, it is the
+        #: traceback's logging record, because more lines of the exception's message may follow.
         self._excused: dict[_Process, _Record | None] = {}
 
     def read(self, log: Path) -> list[SilentError]:

@@ -19,7 +19,7 @@ from sm121.evidence import (
     stacks,
 )
 
-#: Kernel messages are read if they are not older than this, in seconds.
+#: Kernel messages that are older than this many seconds are ignored.
 _LOOK_BACK_S = 600.0
 #: The maximum number of kernel messages in the cause.
 _QUOTED = 3
@@ -51,11 +51,11 @@ def write_crash_bundle(
     evidence = crash_bundle.Evidence(
         cause=cause,
         what="the suite died",
-        # The standard output of this process, the supervisor, is the server's log.
+        # The standard output of this process (the supervisor) is the server's log.
         log=Path("/proc/self/fd/1").resolve(),
         processes=crash_bundle.EngineProcesses(
             tree=process_snapshot.snapshot(processes),
-            # The temporary folder of this process, the supervisor, is the server's own.
+            # The temporary folder of this process (the supervisor) is also the server's.
             stacks_folder=stacks.folder_in(Path(tempfile.gettempdir())),
         ),
         kernel=kernel,

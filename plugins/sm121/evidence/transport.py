@@ -26,10 +26,11 @@ _CARRYING_PARTS = 100
 #: The size of the 16-bit values that the ranks exchange, in bytes.
 _VALUE_BYTES = 2
 REMEDY = "start all ranks with NCCL_DEBUG=INFO"
-#: An entry of NCCL's list: the number of a device, and its name or those of the merged devices.
+#: An entry of NCCL's list: the number of a device, and its name. A merged device has the names of
+#: its parts instead.
 _DEVICE = re.compile(r"\[(\d+)\](=\{[^}]*\}|[^\s\[]+)")
 _LINK = re.compile(r":\d+/(\w+)")
-#: NCCL's names of RDMA networks: its own, and those of its plugins.
+#: The names of RDMA networks in NCCL's log: NCCL's own name, and those of its plugins.
 _RDMA = re.compile(r"IB(ext)?(_v\d+)?")
 
 

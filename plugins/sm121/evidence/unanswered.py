@@ -59,7 +59,7 @@ def unanswered(
     Returns:
         The connections of the server, sorted by their texts.
     """
-    # The tables contain the connections of all processes.
+    # The tables contain the connections of all processes. Select those to the other nodes.
     connections = [found for found in _repeating(_NET) if found.remote.address in peers]
     if not connections:
         return []
