@@ -138,7 +138,8 @@ def _keywords(
 
 
 def _sinks(kind: cases.Sinks, heads: int, generator: torch.Generator) -> Tensor | None:
-    # Near the logarithm of the sum over some tens of keys, so that a sink has a measurable share.
+    # The sinks are close to the log-sum-exp of the scores of some tens of keys, so that a sink has
+    # a measurable share of the softmax.
     values = (normal(generator, heads) * 1.5 + 3).bfloat16().float()
     if kind == "none":
         return None
@@ -173,7 +174,8 @@ def _qkv(
 def _paged_cache(case: cases.DecodeCase, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return a cache [pages, 2, Hkv, block, D], its pages in random order, and its block table."""
     pages = [-(-length // case.block) for length in case.lengths]
-    # Pages that belong to no sequence, and the unused ends of last pages, hold large values.
+    # Pages that belong to no sequence, and the unused ends of last pages, hold large values. A
+    # kernel that reads them gives a wrong output.
     total = sum(pages) + _SPARE_PAGES
     cache = normal(generator, total, 2, case.kv_heads, case.block, case.head_dim) * _SPREAD
     cache = cache * 2.0**case.power

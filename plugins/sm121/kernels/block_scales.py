@@ -24,11 +24,12 @@ from torch import Tensor
 from sm121.core.unmet import Fact
 from sm121.oracles import moe, mxfp4
 
-#: The largest accepted share: half of the smallest share of a wrong scale of the second matrix.
+#: The largest accepted share (see `Shares`). It is half of the smallest share that a wrong scale of
+#: the second matrix causes.
 LIMIT = 0.25
 
-#: The multiple of a block's contribution that is added if its exponent is too high by one, and if
-#: it is too low by one.
+#: The multiple of a block's contribution that the output gains if the block's exponent is too high
+#: by one, and if it is too low by one.
 WRONG = (1.0, -0.5)
 
 #: The smallest relative change of a hidden activation that is larger than the output's rounding.
@@ -213,7 +214,8 @@ class Moved:
         matrix = _in_blocks(moe.expert_matrix(w1, expert))
         lives = rows.abs().amax(-1).argmax(-1)
         inside = rows.new_zeros(len(rows), len(matrix))
-        for block in lives.unique().tolist():  # a token's other elements are zeros
+        # A token has elements other than zero in one block only.
+        for block in lives.unique().tolist():
             members = lives == block
             inside[members] = rows[members, block] @ matrix[:, block].T
         sums = roundings.sums(inside)

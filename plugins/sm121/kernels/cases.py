@@ -134,7 +134,8 @@ class MoeCase(_Case):
     #: Whether w2 copies each hidden activation to one output, so that an error in a row of w1
     #: changes only one output.
     readout: bool = False
-    #: The factor of the activations: with 4, a third of them exceeds the SwiGLU limit.
+    #: The factor by which activations are multiplied. With 4, a third of them exceeds the SwiGLU
+    #: limit.
     gain: float = 1.0
     #: The number of activation channels that are enlarged 30 times.
     outliers: int = 0
@@ -145,7 +146,8 @@ class MoeCase(_Case):
     #: The bias of every gate. At -1, close to the minimum of SwiGLU over the gate, the output
     #: depends on alpha, but hardly on the rounding of the gate.
     gates: float | None = None
-    #: The first block's activations are multiplied by 2^power, and its scales divided by as much.
+    #: The activations of the first block are multiplied by 2^power, and its scales are divided by
+    #: 2^power.
     power: int = 0
     #: Whether the first block is enlarged 32 times, and the last block cancels it in the sums.
     cancelling: bool = False
@@ -174,7 +176,7 @@ class _AttentionCase(_Case):
     strided: bool = False
     #: The type of the cache's values.
     kv: Literal["bfloat16", "fp8"] = "bfloat16"
-    #: Keys and values are multiplied by 2^power, and queries divided by as much.
+    #: Keys and values are multiplied by 2^power, and queries are divided by 2^power.
     power: int = 0
     #: Whether keys and values are the halves of one tensor [..., 2 D], as in vLLM 0.32's cache.
     packed: bool = False
@@ -215,7 +217,7 @@ Case: TypeAlias = (
 )
 
 
-#: The kinds of cases by their names in the file.
+#: The class of each kind of case. The keys are the names of the kinds in the file.
 _KINDS: dict[str, Callable[..., Case]] = {
     "dequantise": DequantiseCase,
     "quantise": QuantiseCase,
@@ -243,7 +245,7 @@ def _load_groups() -> dict[str, tuple[Case, ...]]:
     return groups
 
 
-#: The cases of each numerics test of the kernel level, by the test's subject.
+#: The cases of each numerics test of the kernel level. The keys are the subjects of the tests.
 GROUPS = _load_groups()
 
 
@@ -271,7 +273,7 @@ _QUANTISED_TOKENS = 2048
 _QUANTISED_TOKENS_REDUCED = 256
 #: The vocabulary of gpt-oss.
 _VOCABULARY = 201_088
-#: The smaller sizes for machines without a GPU, by operation: 8 experts, each with 1/25 of the
+#: The smaller sizes of each operation on machines without a GPU: 8 experts, each with 1/25 of the
 #: weights, and 1/16 of the vocabulary. Attention keeps its full sizes.
 _REDUCED: dict[str, dict[str, Any]] = {
     "fused_moe": {"hidden": 576, "intermediate": 576, "experts": 8},

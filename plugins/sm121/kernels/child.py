@@ -150,7 +150,8 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                # Waiting threads must not spin: that stalled the oracles of two parallel runs.
+                # Threads that wait must not spin. Spinning threads stalled the oracles of two
+                # parallel runs.
                 env={"OMP_WAIT_POLICY": "PASSIVE", **self.environment},
                 start_new_session=True,  # The parent handles Ctrl-C.
             )
@@ -194,7 +195,8 @@ class Child:
 
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended; reading the answer shows the reason
+    # The process has ended; reading the answer shows the reason.
+    with contextlib.suppress(BrokenPipeError):
         process.stdin.write(pickle.dumps(message, protocol=4))
         process.stdin.flush()
 

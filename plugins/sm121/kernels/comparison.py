@@ -39,13 +39,13 @@ class KernelTolerance(data_file.DataTable):
     bias: PositiveFloat
     #: These quotients divide at least by this value, so that a row of tiny outputs counts as zero.
     floor: PositiveFloat
-    #: If set, the row is only for providers that declare these activations.
+    #: If set, the row applies only to providers that declare these activations.
     activations: Literal["mxfp8", "e4m3"] | None = None
-    #: Whether the row is only for providers that declare `rounds_each_expert`.
+    #: Whether the row applies only to providers that declare `rounds_each_expert`.
     each_expert_rounded: bool = False
-    #: Whether the row is only for cases in which every gate is below -limit.
+    #: Whether the row applies only to cases in which every gate is below -limit.
     below_limit: bool = False
-    #: Whether the row is only for cases that copy each hidden activation to one output.
+    #: Whether the row applies only to cases that copy each hidden activation to one output.
     readout: bool = False
     source: str
 
@@ -62,7 +62,7 @@ def tolerances() -> tuple[KernelTolerance, ...]:
 def tolerance(
     operation: Operation,
     dtype: torch.dtype,
-    declared: Declaration = Declaration(),  # noqa: B008 - frozen
+    declared: Declaration = Declaration(),  # noqa: B008 - Declaration is frozen
     *,
     below_limit: bool = False,
     readout: bool = False,

@@ -54,7 +54,7 @@ def layer_of(hidden: int, intermediate: int, experts: int, seed: int) -> ExpertL
         jitter = torch.randint(-1, 2, (experts, rows, k // mxfp4.BLOCK), generator=generator)
         return codes.to(torch.uint8), (mxfp4.E8M0_BIAS + exponent + jitter).to(torch.uint8)
 
-    # The order of these lines is the order of the random numbers.
+    # Keep the order of these calls, because it determines which random numbers each tensor gets.
     return ExpertLayer(
         w1=packed(2 * intermediate, hidden, first),
         w1_bias=torch.randn(experts, 2 * intermediate, generator=generator).bfloat16(),

@@ -86,7 +86,8 @@ def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: 
         return [Fact(f"experts 0..{case.experts - 1}", "others")]
     if any(len(set(experts)) < case.top_k for experts in chosen.tolist()):
         return [Fact("k different experts per token", "one twice")]
-    # Any of several equal logits may be chosen, and any logit whose softmax underflows in float32.
+    # A provider may choose any of several equal logits, and any logit whose softmax underflows in
+    # float32.
     logit = logits.double().gather(-1, chosen)
     differs = logit.sort(-1, descending=True).values != best
     has_share = best.softmax(-1) >= torch.finfo(torch.float32).tiny

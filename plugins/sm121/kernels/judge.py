@@ -125,7 +125,7 @@ def _answer(question: str, arguments: list[Any]) -> dict[str, Any]:
         return {"raised": type(error).__name__, "text": str(error)}
     except checks.DeviceFault as error:
         return {"raised": "DeviceFault", "text": str(error)}
-    except Exception as error:  # noqa: BLE001 - pytest's process makes a failure of it
+    except Exception as error:  # noqa: BLE001 - pytest's process reports it as a failure
         text = f"{type(error).__name__}: {error}"
         return {"raised": "KernelError", "text": text, "trace": traceback.format_exc()}
 
@@ -139,7 +139,7 @@ def main() -> None:
     # Kernels and engines print to stdout as well; their output goes to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    settings = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own parent's
+    settings = pickle.load(sys.stdin.buffer)  # noqa: S301 - sent by our parent
     if settings["path"] is not None:
         sys.path[:] = settings["path"]
     if settings["workers"] > 1:
@@ -147,6 +147,6 @@ def main() -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
     with contextlib.suppress(EOFError):
         while True:
-            question, *arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - as above
+            question, *arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - sent by our parent
             answers.write(json.dumps(_answer(question, arguments)) + "\n")
             answers.flush()

@@ -29,7 +29,7 @@ class Rule(data_file.DataTable):
     """
 
     operations: tuple[Operation, ...] = Field(min_length=1)
-    #: Architectures, or ``gpu``.
+    #: The architectures to which the rule applies. The name ``gpu`` stands for all GPUs.
     arch: tuple[str, ...] = ()
     moe: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Rule(data_file.DataTable):
     kv_cache_dtype: tuple[str, ...] = ()
     #: ``none`` matches a path without evidence of requantised layers (other than the experts).
     requantised: tuple[str, ...] = ()
-    #: A name of `sm121.kernels.registry`.
+    #: The name of a provider in `sm121.kernels.registry`.
     provider: str | None = None
     #: The reason why such a path has no separate kernel for the operation, so that nothing is
     #: tested.

@@ -435,7 +435,7 @@ class VllmTritonProvider(VllmProvider):
 
     name = "vllm-triton"
 
-    #: The Hopper layout is silently wrong for other multiples.
+    #: The Hopper layout gives wrong results, without an error, for other multiples.
     _hidden_multiple = 128
 
     def _in_layout(self, first: Packed, second: Packed, biases: list[Tensor | None]) -> Experts:
