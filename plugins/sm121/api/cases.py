@@ -32,7 +32,7 @@ ProblemKind = Literal[
     "no_error_object",
     "serves_wrongly_afterwards",
 ]
-#: Problems that fail in every tier, even if a deviation is known.
+#: Problems that are failures in every tier, even if a known deviation exists.
 _NEVER_EXCUSED: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 #: Problems with the format of a refusal.
 _OF_FORM: tuple[ProblemKind, ...] = ("no_error_object", "wrong_status")
@@ -80,7 +80,7 @@ class CaseFile(data_file.DataTable):
 
     #: Timeout of an answer in seconds.
     answer_within_s: float = Field(gt=0)
-    #: For each path, the plain request, which is valid, short, and the same for every model.
+    #: The plain request of each path. It is valid, short, and the same for every model.
     plain: dict[str, Json]
     case: data_file.Entries[Case]
 
@@ -206,11 +206,12 @@ class Judge:
     api: Api
     #: Called with each remark.
     remark: Callable[[str], object]
-    #: For each server, by its address, the answer to the plain request before its first case.
+    #: The answer of each server to the plain request before its first case. The keys are the
+    #: addresses of the servers.
     well: dict[str, str]
-    #: The result: the excused deviations, as "case: kind".
+    #: The result of all cases: the excused deviations, each as "case: kind".
     excused: list[str] = field(default_factory=list)
-    #: The result: one line for each excused deviation, with its symptom.
+    #: The result of all cases: one line for each excused deviation, with its symptom.
     symptoms: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:

@@ -33,7 +33,8 @@ _DATE = re.compile(r"Current date: (\S+)")
 _FORMATS = "\n\n# Response Formats"
 #: The first id of the special tokens of o200k_harmony.
 _FIRST_SPECIAL = 199_998
-#: Offsets of time zones in hours. They cover all dates that a server may have at the same time.
+#: Offsets of time zones from UTC, in hours. They cover all dates that a server may have at the same
+#: time.
 _TIME_ZONES = (-14, 0, 14)
 #: A text that is appended to another one, so that the usage must grow.
 _MORE = " and again, and once more, and again, and once more"
@@ -220,7 +221,7 @@ def _prompt_tokens(api: Api, case: ChatCase) -> int:
     return int(usage["prompt_tokens"])
 
 
-#: For some chats, by their ids, a change of the chat that must change the answer.
+#: Changes of chats that must change the answer. The keys are the ids of the chats.
 TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
     "system": lambda case: _reworded(case, "system", "rude"),
     "developer": lambda case: _reworded(case, "developer", "long"),

@@ -10,10 +10,11 @@ from sm121.answers.expected_samples import CHANCE, Cut, Top
 from sm121.api import sample_source
 from sm121.core.verdict import NotRun
 
-#: The run draws its case from those that need at most this many samples, and the cheapest one.
+#: The run draws its case at random from the cheapest case and the cases that need at most this many
+#: samples.
 _CHEAP = 200
-#: If at least this number of removed tokens is expected among the samples, the probability of
-#: missing a value that is too loose is below about exp(-5).
+#: With this many removed tokens expected among the samples, a value that is too loose is missed
+#: with a probability below about exp(-5).
 _LOOSE_FACTOR = 5
 
 
@@ -35,7 +36,7 @@ CUTS: dict[Cut, CutValues] = {
 class CutCase(NamedTuple):
     """A value and a text. Samples after the text show if the server's value is off by a tenth."""
 
-    #: The number of samples that are needed for this.
+    #: The number of samples that show whether the server's value is off by a tenth.
     samples: int
     value: float
     text: str

@@ -24,7 +24,7 @@ _EVERYWHERE = "at all positions"
 class Kind(NamedTuple):
     """The sampling parameters of a group of samples."""
 
-    #: ``temperature`` or ``top_p``.
+    #: The name of the parameter: ``temperature`` or ``top_p``.
     name: str
     value: float
     #: The number of requests per text.

@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     broken: str | None = None
     #: Why the answer is a miss (`exam_judging`).
     missed: str | None = None
-    #: Why the question was not sent, because the server lacks a capability.
+    #: If the question was not sent because the server lacks a capability, the reason.
     unasked: str | None = None
 
 

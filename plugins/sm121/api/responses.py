@@ -27,7 +27,7 @@ IN_RESPONSES = (
     "unicode",
     "special-tokens-as-text",
 )
-#: A limit that truncates an answer.
+#: A limit that truncates an answer, in tokens.
 _TRUNCATING = 8
 #: Maximum number of tokens of an answer of which only the usage is read.
 _SHORT = 16

@@ -62,7 +62,7 @@ RANGES = {
     "repetition_penalty": Range(1.3, 1.2, 1.5),
 }
 #: Parameters that are sent with a neutral value, so that the model's default settings have no
-#: effect. Each has the capability that it needs and the value.
+#: effect. The values are the capability that the parameter needs, and the neutral value.
 NEUTRAL: dict[str, tuple[Name, float]] = {
     "top_k": ("top_k", -1),
     "repetition_penalty": ("repetition_penalty", 1.0),
@@ -77,7 +77,7 @@ Samples = list[tuple[Position, ...]]
 class ParameterValue(NamedTuple):
     """A value of a parameter with which to sample."""
 
-    #: ``middle`` or ``drawn``.
+    #: Whether the value is in the ``middle`` of its bounds, or was ``drawn`` at random.
     kind: str
     value: float
 

@@ -34,7 +34,8 @@ from sm121.engines.capabilities import Name
 
 #: Number of samples per request of `Sampler.far`.
 _FAR = 24
-#: The number of texts after which samples with a seed are taken.
+#: The number of texts after which samples with a seed are taken. They are the texts with the
+#: flattest distributions.
 _FLAT = 10
 #: The ranges from which `Sampler.far` draws its values.
 _FAR_TEMPERATURE = (0.35, 0.5)

@@ -30,7 +30,8 @@ _OPEN = "The capital"
 _OPEN_CHAT = "1, 2, 3, 4, 5,"
 #: Maximum number of tokens of an answer.
 _LIMIT = 20
-#: The probability at which equal samples of a correct server are called wrong.
+#: If repeated answers are equal, and a correct server would repeat them with less than this
+#: probability, the equality counts as a fault.
 _CHANCE = 1e-6
 #: Maximum number of samples of a likely text; enough for a text with a probability of 0.8.
 _MOST_SAMPLES = 64
