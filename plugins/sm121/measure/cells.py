@@ -47,7 +47,8 @@ class _Missing:
 
     long: int
     short: int
-    #: Rounds whose answers have exactly the length of the metric, if the long answers are longer.
+    #: The number of rounds whose answers have exactly the length of the metric, if the long answers
+    #: are longer.
     readings: int
 
     @property
@@ -67,7 +68,8 @@ class MeasuredCell:
     server: MeasuredServer
     depth: int
     concurrency: int = 1
-    #: The number of short answers for this check of the rates; None for the plan's number.
+    #: The number of short answers, with which the rate is computed a second time; None for the
+    #: plan's number.
     short_rounds: int | None = None
     #: Whether the warm-up is over.
     warm: bool = False
@@ -75,7 +77,7 @@ class MeasuredCell:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     #: The file of the raw answers; None before the first ones are written.
     records: Path | None = None
-    #: Requests and answers whose texts have not been judged yet.
+    #: The requests and answers whose texts have not been judged yet.
     unread: list[TimedExchange] = field(default_factory=list)
     #: Reasons why all numbers of the cell are invalid or unproven.
     doubts: validity.Findings = field(default_factory=validity.Findings)
@@ -127,7 +129,7 @@ class MeasuredCell:
         before = counters.fetch_quiet(self.server.endpoint)
         _check_idle(before, self.doubts)
         sent = [] if self.warm else self._warm_up()
-        # Count again: the warm-up may have added short answers.
+        # Count again, because the warm-up may have added short answers.
         attempts = 2 * self._missing(rounds, readings, tokens).total + 2
         began_s = time.monotonic()
         rounds_before = len(self.timed.long) + len(self.timed.short)

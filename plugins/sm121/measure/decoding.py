@@ -24,13 +24,14 @@ _PAYLOAD_TIMES = 4.0
 _PAYLOAD_BYTES = 1024
 #: A term of the sum in `_PAYLOAD_TIMES`, in bytes per token.
 _PAYLOAD_TOKEN_BYTES = 64
-#: A single gap proves a late start if it is shorter than typical by more than this many standard
-#: deviations.
+#: One gap proves that the first moment was late if the gap is shorter than a typical one by more
+#: than this many standard deviations.
 _LATE = 3.0
-#: The sum of several gaps proves a late start if it is shorter than typical by more than this many
-#: standard deviations. The number is larger, because one of several gaps may be short by chance.
+#: The sum of several gaps proves that the first moment was late if the sum is shorter than typical
+#: by more than this many standard deviations. The number is larger than `_LATE`, because one of
+#: several gaps may be short by chance.
 _LATE_OF_SEVERAL = 4.0
-#: A start counts as on time if it is late by at most this fraction of a gap, for each gap.
+#: This fraction of each gap is tolerated as lateness of the first moment.
 _LATE_SHARE = 0.01
 #: After a payload, a gap of at least this many typical gaps counts as a pause of the server, which
 #: is part of the rate.

@@ -10,7 +10,8 @@ _COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 class DraftCounts:
     """The numbers of drafts, draft tokens and accepted tokens for each fixed text."""
 
-    #: The numbers for each text, by its name. The empty name stands for all requests together.
+    #: The counts for each text. The keys are the names of the texts; the empty name stands for all
+    #: requests.
     by_text: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, text: str, delta: Mapping[str, float]) -> None:

@@ -36,17 +36,17 @@ More = Callable[[int], Measurement]
 ERROR = 0.01
 #: Number of rounds at the first look.
 FIRST_LOOK = 5
-#: Rounds at the second look. If one answer in five is slow, 20 contain none in 1.2 % of the runs.
+#: Rounds at the second look: if one in five is slow, 20 have no slow one in 1.2 % of the runs.
 STEADY_LOOK = 20
 #: Numbers of rounds at the planned looks.
 _LOOKS = (FIRST_LOOK, STEADY_LOOK, 27, 38, 53, 74, 104)
 #: Factor between the numbers of rounds at further looks.
 _GROWTH = 1.4
-#: Rows of (rounds, fraction): with fewer than that number of rounds, a rate passes only if it
-#: exceeds the threshold by more than the fraction. The first row is computed for a server whose
-#: rate is halved in one answer of five, the others for a server with two states 4 % apart.
+#: Rows of (rounds, fraction): with fewer rounds, a rate passes only if it exceeds the threshold by
+#: more than the fraction. The first row is computed for a server whose rate is halved in one answer
+#: of five, the others for a server with two states 4 % apart.
 _UNSEEN_TO_PASS = ((STEADY_LOOK, 0.20), (38, 0.015), (53, 0.010), (74, 0.006))
-#: The rows for a FAIL. They are less strict, because a late FAIL matters less.
+#: The same rows for a FAIL. They are less strict, because a late FAIL matters less.
 _UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
 #: The fraction for more rounds than in the last row.
 _UNSEEN_AT_LAST = 0.003
@@ -60,16 +60,16 @@ _MOST_CORRELATED = 0.95
 _SIGNIFICANT = 1.645
 #: A significant correlation is raised by this many standard errors, to be conservative.
 _HIGHER = 0.7
-#: Lengths of the groups of last rounds whose mean must not be on the other side of the threshold.
+#: For each N here, the mean of the last N rounds must not be on the other side of the threshold.
 _ENDS = (1, 2, 3, 5, 8, 13)
 #: If such a mean is on the other side by at most this many standard errors, that may be chance.
 _BY_CHANCE = 2.5
-#: Minimum relative spread: a spread of 0 only shows the clock's resolution.
+#: The minimum relative spread. A spread of 0 only shows the resolution of the clock.
 RESOLUTION = 1e-4
 #: The maximum fraction of rounds that are excluded because the client was late.
 _LEFT_OUT = 1 / 3
 
-#: The maximum probability of a wrong PASS of a tail at the last look.
+#: The maximum probability of a wrong PASS of a percentile (``ttft_p99``) at the last look.
 _LAST_TAIL_RISK = 0.01
 
 
@@ -131,7 +131,7 @@ def looks(maximum_rounds: int) -> tuple[int, ...]:
         planned.append(round(planned[-1] * _GROWTH))
     earlier = [rounds for rounds in planned if rounds < maximum_rounds]
     if earlier and maximum_rounds < earlier[-1] * 1.15:
-        earlier.pop()  # This look would only reduce the error probability of the others.
+        earlier.pop()  # this look would only reduce the error probability of the other looks
     return (*earlier, maximum_rounds)
 
 

@@ -18,7 +18,7 @@ _LAST = 0.2
 #: The maximum number of points for Theil-Sen's slope. It uses all pairs of points, and a day of
 #: samples would have billions of pairs.
 _MOST_POINTS = 1500
-#: If a smaller fraction of the samples has a value, the source counts as silent.
+#: If a smaller fraction of the samples has a value, the values are not judged.
 _LEAST_KNOWN = 0.5
 #: Minimum number of samples for judging the growth in each third of a load.
 LEAST_EVEN_SAMPLES = 3 * LEAST_SAMPLES

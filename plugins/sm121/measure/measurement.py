@@ -35,7 +35,8 @@ class Measurement:
 
     name: str
     unit: Unit
-    #: One sample per round; for a tail, one per request. The time of a failed request is infinite.
+    #: One sample per round; for a percentile, one per request. The time of a failed request is
+    #: infinite.
     samples: list[float]
     higher_is_better: bool
     clock: Clock | None = None

@@ -25,7 +25,7 @@ _SLEW = 1e-3
 _CACHED_SHARE = 0.005
 #: The maximum fraction of a chat's tokens that its usage may omit (end of turn, control tokens).
 _CHAT_TOKENS = 0.02
-#: The maximum number of accepted draft tokens beyond the end of an answer.
+#: The maximum number of draft tokens that are accepted beyond the end of an answer.
 _LONGEST_DRAFT = 16
 #: Delays of the client that are shorter than this, in nanoseconds, do not disturb a time to the
 #: first token.

@@ -102,7 +102,7 @@ class Metric(ABC):
             remarks=cell.remarks(self.name(cell)),
             records=cell.records,
         )
-        # For a time, a failed request counts as infinite. A rate becomes invalid.
+        # A failed request makes a time infinite, and a rate invalid.
         findings = cell.findings(failures=self.higher_is_better)
         self.examine(cell, measurement, findings)
         extra = measurement.extra | cell.timed.client_account()

@@ -12,9 +12,9 @@ from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.statistics import median_or_none
 
-#: The rate is interpolated between the next smaller and the next larger number of streams. A
-#: measured rate below this fraction of it is a dip. Between captured graph sizes, 17 to 25 % of the
-#: rate were lost (dendro-logic).
+#: A rate is compared with the rate that is interpolated between the next smaller and the next
+#: larger number of streams. Below this fraction of the interpolated rate, it is a dip. Between the
+#: sizes of captured CUDA graphs, 17 to 25 % of the rate were lost (dendro-logic).
 _DIP = 0.9
 
 
