@@ -44,7 +44,7 @@ class ExamCompletion(DataTable):
     """A text that the model continues."""
 
     prompt: str = Field(min_length=1)
-    #: The beginning of the greedy continuation (case-sensitive).
+    #: The text with which the greedy continuation must begin (case-sensitive).
     begins: str = Field(min_length=1)
 
 

@@ -31,7 +31,7 @@ class WorstToken(NamedTuple):
 class GoldenComparison:
     """The comparison of a run with a golden file."""
 
-    #: For each prompt, by its name, the agreement of the answer with the golden one.
+    #: The agreement of each answer with the golden one. The keys are the names of the prompts.
     agreements: Mapping[str, TokenAgreement]
     #: Differences of the two runs' environments, one line each.
     differences: tuple[str, ...]

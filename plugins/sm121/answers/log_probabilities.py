@@ -17,9 +17,10 @@ from sm121.core.verdict import Inapplicable, NotRun
 #: The margin for the mean over generated tokens. It is larger than the margins in
 #: `oracle_tolerance`, because there are few generated tokens.
 _MARGIN_OF_GENERATED = 1.5
-#: A mistake is checked only if this many standard deviations of the share that rounding alone
-#: causes are less than 0.5. The number is large, because the errors of adjacent tokens are
-#: correlated; a correct vLLM with gpt-oss's width reached six.
+#: The suite tests for a mistake only if rounding alone is unlikely to look like it: this many
+#: standard deviations of the share that rounding causes must be less than 0.5. The number is large,
+#: because the errors of adjacent tokens are correlated; a correct vLLM with gpt-oss's width reached
+#: six.
 _SIGMAS = 6.0
 #: If the fitted share of a mistake is at least this value, the mistake is present.
 _HALF = 0.5
@@ -206,7 +207,8 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
     others = reference.file.other_roundings
     if not others:
         raise Inapplicable("the server rounds nothing beyond the checkpoint")
-    # Rounding activations to few bits amplifies the errors of float32 arithmetic.
+    # If activations are rounded to few bits, this rounding amplifies the errors of float32
+    # arithmetic, so small shares prove nothing.
     decides = reference.rounding is not None or "float32" in reference.file.rounded
     limit = _HALF if decides else _ANY_SHARE
     clear: dict[str, Pattern] = {}

@@ -298,7 +298,8 @@ def kept_or_made(
                 return stored
         partial = None if anew else file.with_suffix(".partial")
         made = make(checkpoint, rounding, kept=partial, say=say)
-        with contextlib.suppress(OSError):  # a full disk: the next run computes it again
+        # If the disk is full, the next run computes the file again.
+        with contextlib.suppress(OSError):
             save(made, file)
         return made
 
@@ -311,7 +312,7 @@ def _read_kept(file: Path) -> OracleFile | None:
         stored = load(file)
     except UsageError:  # the file is of another release, or incomplete
         return None
-    # Files of earlier releases lack the results without rounding.
+    # Files of earlier releases do not contain the results without rounding.
     return stored if stored.exact else None
 
 

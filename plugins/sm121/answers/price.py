@@ -49,7 +49,7 @@ class PriceSamples(NamedTuple):
     #: The samples of each metric in `PRICES`: one for each prompt or question; at a depth, one for
     #: each token.
     samples: dict[str, list[float]]
-    #: For each metric without samples, the reason.
+    #: The reason for each metric without samples.
     reasons: dict[str, str]
 
 

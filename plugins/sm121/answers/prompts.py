@@ -16,7 +16,7 @@ class Prompt(DataTable):
     text: str = Field(min_length=1)
     #: The number of tokens of the continuation.
     tokens: int = Field(ge=1)
-    #: Whether the continuation should not repeat itself.
+    #: Whether the model must not repeat itself in the continuation.
     varied: bool = True
 
 

@@ -29,7 +29,7 @@ class _Row(DataTable):
     """How engines round a part of the model in a format: a row of ``fixtures/roundings.toml``."""
 
     part: Literal["dense", "kv", "experts"]
-    #: A pattern for the format.
+    #: A pattern that the name of the format must match.
     when: Regex
     attention: Regex | None = None
     #: The name of the only build to which the row applies; None for all builds.
