@@ -125,17 +125,46 @@ def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
     whole = stored_run.file_of(whole_report)
     assert whole.finished and len(runs.ran()) == 19, unbroken.output
     last = len(events.read_events(whole_report / events.NAME).events)
-    first = 6  # opened, collected, the environment, the unproven claims
-    draw = random.Random(48)
+    draw = random.Random(57)
     killed = 0
     for number in range(moments):
         report = tmp_path / f"killed-{number}"
         run = runs.start(report)
-        if kill_after(run, report, draw.randint(first, last - 2), draw.uniform(0.0, 0.08)):
+        if kill_after(run, report, draw.randint(1, last - 2), draw.uniform(0.0, 0.08)):
             killed += 1
             require_resumed(runs, whole, report)
         shutil.rmtree(report)
     assert killed >= moments * 0.8
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(0, id="no line"),
+        pytest.param(1, id="opened"),
+        pytest.param(None, id="all before the environment"),
+    ],
+)
+def test_a_run_that_is_killed_before_its_first_test_is_started_from_the_beginning(
+    runs, tmp_path, lines
+):
+    """Nothing was decided, and the environment was not read yet."""
+    runs.start(tmp_path / "whole").wait()
+    whole = stored_run.file_of(tmp_path / "whole")
+    report = tmp_path / "killed"
+    assert kill_after(runs.start(report), report, 8, 0.0)
+    written = (report / events.NAME).read_text().splitlines(keepends=True)
+    kinds = [json.loads(line)["kind"] for line in written]
+    count = kinds.index("environment_read") if lines is None else lines
+    (report / events.NAME).write_text("".join(written[:count]) + written[count][:20])
+    runs.ran()
+    resumed = runs.start(report, "--resume")
+    assert resumed.wait() == whole.exit_status, resumed.output
+    require_same(report)
+    assert shown(stored_run.file_of(report)) == shown(whole), resumed.output
+    assert len(runs.ran()) == 19
+    kinds = [each.event.kind for each in events.read_events(report / events.NAME).events]
+    assert kinds.count("opened") == 1 and "resumed" not in kinds
 
 
 @pytest.mark.parametrize("continued_by", ["report", "resume"])

@@ -4,7 +4,7 @@ The verdicts of the kernel and correctness levels are kept. All other tests run 
 level judges the new server, and tests that measure, or that judge a whole level, need the machine
 and the server as one process has observed them. If a test runs again, the worse of its two verdicts
 counts, as in a merge of two parts of a run. The matrix level examines the cells that have no
-outcome yet.
+outcome yet. If the run was killed before its first test, it starts from the beginning.
 """
 
 import pytest
@@ -15,6 +15,7 @@ from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold, stored_run
 from sm121.run.events import (
     Collected,
+    Decided,
     EnvironmentRead,
     EventStream,
     Opened,
@@ -47,6 +48,10 @@ def take_up(config: pytest.Config, session: Session) -> None:
     path = run.record.directory / events.NAME
     try:
         stream = events.read_events(path)
+        if _has_nothing_to_keep(stream):
+            run.record.start_anew()
+            _remove_what_was_left(session)
+            return
         before = fold.replay(stream.events)
         before.settle()
         if before.file.finished and stored_run.has_its_verdict(run.record.directory):
@@ -71,10 +76,7 @@ def take_up(config: pytest.Config, session: Session) -> None:
         run.record.unproven(line)
     for line in anew.remarks:
         run.record.remark(line, at_once=False)
-    # This is the first reading of an attached server's metrics.
-    first_look = metrics_file(run.record.directory, None)
-    first_look.unlink(missing_ok=True)
-    (run.record.directory / details.NAME).unlink(missing_ok=True)  # left by an interrupted run
+    _remove_what_was_left(session)
 
 
 def leave_out_decided(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
@@ -99,12 +101,23 @@ def leave_out_decided(config: pytest.Config, session: Session, items: list[pytes
     )
 
 
+def _has_nothing_to_keep(stream: EventStream) -> bool:
+    """Whether the run was killed before it had read its environment and decided anything."""
+    return not any(isinstance(each.event, EnvironmentRead | Decided) for each in stream.events)
+
+
+def _remove_what_was_left(session: Session) -> None:
+    """Remove the killed process's files that this process must not read as its own."""
+    directory = session.run.record.directory
+    # This process is now the first one that reads an attached server's metrics.
+    metrics_file(directory, None).unlink(missing_ok=True)
+    (directory / details.NAME).unlink(missing_ok=True)
+
+
 def _refuse_another(
     stream: EventStream, before: VerdictFile, now: VerdictFile, comparison: str
 ) -> None:
     """Raise ValueError if this run and the earlier process have different tests or settings."""
-    if before.fingerprint is None:
-        raise ValueError("it was killed before its first test, so no check was decided")
     opened = next(each.event for each in stream.events if isinstance(each.event, Opened))
     begun = fold.begun(opened)
     begun.engine = begun.engine.model_copy(update={"model": before.engine.model})

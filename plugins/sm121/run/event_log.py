@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+from sm121.core import files
 from sm121.run import events, fold
 from sm121.run.events import Event, Stamped
 from sm121.run.fold import Fold
@@ -35,7 +36,7 @@ class EventLog:
         self.fold = Fold(file)
         self.path = path
         self._began = time.monotonic()
-        #: Bytes that could not be written before.
+        #: The lines that are not written yet: all of them without a path.
         self._pending = b""
         # The thread that samples the memory also records remarks.
         self._lock = threading.RLock()
@@ -58,6 +59,20 @@ class EventLog:
         log._began -= stream.events[-1].at_s
         return log
 
+    def begin(self, path: Path) -> None:
+        """Write the events so far to a new file, and the later ones too.
+
+        Args:
+            path: The ``run.jsonl``. An earlier file is replaced.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with self._lock:
+            files.write_text(self._pending.decode("ascii"), path)
+            self._pending = b""
+            self.path = path
+
     @property
     def age_s(self) -> float:
         """The seconds since the run began, without the time between a kill and ``--resume``."""
@@ -76,9 +91,9 @@ class EventLog:
         with self._lock:
             line = events.to_line(Stamped(self.age_s, event))
             self.fold.apply(events.from_line(line).event)
+            self._pending += line.encode("ascii")
             if self.path is None:
                 return
-            self._pending += line.encode("ascii")
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
             if isinstance(event, events.Opened):
                 flags |= os.O_CREAT

@@ -151,6 +151,14 @@ class RunRecord:
         """
         self.log = EventLog.resume(self.directory / events.NAME, stream)
 
+    def start_anew(self) -> None:
+        """Write the events so far to a new ``run.jsonl``, in place of a killed run's.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self.log.begin(self.directory / events.NAME)
+
     def redact(self, text: str) -> str:
         """Return a text without secrets.
 
