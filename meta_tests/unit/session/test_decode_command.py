@@ -15,13 +15,14 @@ from sm121.core import profile as profiles
 from sm121.evidence import decode_time, profiler
 from sm121.evidence.decode_time import StreamTime
 from sm121.evidence.profiler import DecodeTrace
-from sm121.session import decode_command
+from sm121.session import decode_command, decode_limits
 
 STATUS_USAGE = 4
 STATUS_NOT_RUN = 5
 NO_ROUTE = httpx.Client(
     base_url="http://127.0.0.1", transport=httpx.MockTransport(lambda _: httpx.Response(404))
 )
+DATA_FILE = TABLES_OF_GB10 / "fused_0804_kernels.csv"
 #: gpt-oss-120b with all weights in MXFP4, at the 235 GB/s of a healthy GB10.
 TOKEN_LIMIT = "limit: 20 ms (gate tpot_p50 of profile sm121-gpt-oss-120b) |"
 STEP_BOUND = "the memory allows 11."
@@ -85,13 +86,13 @@ def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
 )  # fmt: skip
 def test_the_limit_of_a_token_is_that_of_the_configuration(configuration, prompt, token_ms, source):
     chosen = profiles.load("sm121-gpt-oss-120b").judging(configuration)
-    limits = decode_command.limits_of(chosen, prompt)
+    limits = decode_limits.limits_of(chosen, prompt)
     assert limits.token_ms == (token_ms and pytest.approx(token_ms, abs=0.05))
     assert (limits.token_source, limits.moe_ms) == (source, 1.0)
 
 
 def test_a_profile_without_gates_has_the_limits_of_the_guide():
-    limits = decode_command.limits_of(profiles.load("cpu-tiny-gpt-oss"), 2048)
+    limits = decode_limits.limits_of(profiles.load("cpu-tiny-gpt-oss"), 2048)
     assert limits == decode_time.Limits(20.0, "guide", 1.0)
 
 
@@ -118,6 +119,32 @@ def test_marlin_where_cutlass_was_asked_for_fails(profiled, tmp_path):
     assert profiled(trace, "--backend", "MARLIN")[0] == 0
 
 
+@pytest.mark.parametrize("of", ["file", "URL"])
+def test_the_named_configuration_has_backends_limits_and_bound(
+    of, profiled, fault_server, tmp_path, monkeypatch
+):
+    """Without a name, Marlin was not noticed, and the stock release had 20 ms as its limit."""
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json", experts="MARLIN")
+    words = [trace, "--profile", "sm121-gpt-oss-120b"]
+    if of == "URL":
+        server = fault_server()
+        monkeypatch.setenv("OPENAI_API_KEY", server.key)
+        taken = DecodeTrace(trace, StreamTime(1.02 * 36 * LAYER_US / 1e6))
+        monkeypatch.setattr(decode_command, "profile_decode", lambda *_, **__: taken)
+        words[:1] = [server.base_url, "--traces", tmp_path]
+    status, out, err = profiled(*words, "--configuration", "mxfp4")
+    assert status == 1, err
+    assert "**Fault**: MoE: expected kernels of FLASHINFER_CUTLASS_MXFP4_MXFP8, got" in out
+    status, out, err = profiled(*words, "--configuration", "stock")
+    assert status == 0, (out, err)
+    assert "limit: 33.1 ms (gate tpot_p50 of configuration stock)" in out
+    assert "The bounds are those of configuration stock: the formats of this server" in out
+    assert profiled(*words, "--configuration", "mxfp4", "--backend", "MARLIN")[0] == 0
+    status, out, _ = profiled(*words, "--configuration", "eagle3-short", "--backend", "MARLIN")
+    assert status == 0 and "gate tpot_p50 of configuration eagle3-short" in out
+    assert "No roofline: the formats of its layers are unknown, or it uses speculative" in out
+
+
 def test_a_trace_of_a_cpu_says_that_kernels_are_null(profiled, tmp_path):
     trace = tmp_path / "w.pt.trace.json"
     trace.write_text(json.dumps({"traceEvents": [decode_traces.event("a", "cpu_op", 0.0, 5.0)]}))
@@ -131,10 +158,10 @@ def test_a_trace_of_a_cpu_says_that_kernels_are_null(profiled, tmp_path):
 
 
 def test_limits_that_cannot_be_judged_are_not_run(profiled):
-    status, out, _ = profiled(TABLES_OF_GB10 / "fused_0804_kernels.csv")
+    status, out, _ = profiled(DATA_FILE)
     assert status == STATUS_NOT_RUN
     assert "**NOT_RUN**: limits of a token, the experts and the host: expected a profile" in out
-    status, out, _ = profiled(TABLES_OF_GB10 / "fused_0804_kernels.csv", "--backend", "MARLIN")
+    status, out, _ = profiled(DATA_FILE, "--backend", "MARLIN")
     assert status == 1 and "**Fault**" in out and "**NOT_RUN**" in out
 
 
@@ -208,6 +235,8 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
         ([__file__, "--traces", "x"], "--traces: expected the URL of a server with it"),
         (["float32", "--traces", "x"], "--traces: expected the URL of a server with it"),
         (["float32", "--engine-python", "/no"], "--engine-python /no: expected a Python interp"),
+        (["float32", "--configuration", "x"], "--configuration: expected a URL or a file with it"),
+        ([DATA_FILE, "--configuration", "x"], "--configuration x: expected one of profile cpu"),
     ],
     ids=[
         "target",
@@ -220,6 +249,8 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
         "traces of a file",
         "traces of a configuration",
         "interpreter",
+        "configuration twice",
+        "unknown configuration",
     ],
 )
 def test_a_wrong_request_is_refused(profiled, words, message):

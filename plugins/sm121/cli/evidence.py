@@ -67,16 +67,27 @@ def _add_profile(commands: Commands) -> None:
         "--profile", metavar="NAME|PATH",
         help="name or path of the profile (default: by architecture)",
     )  # fmt: skip
-    parser.add_argument(
-        "--traces", type=Path, metavar="DIR",
-        help="with a URL: folder of the server's torch_profiler_dir, on this machine",
-    )  # fmt: skip
+    _add_options_of_another(parser)
     _add_engine_of_a_configuration(parser)
     parser.add_argument(
         "--output", type=Path, default=Path("decode-profile"), metavar="DIR",
         help="folder for decode.md and decode.json (default: decode-profile)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print decode.json")
+
+
+def _add_options_of_another(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--configuration", metavar="NAME",
+        help=(
+            "with a URL or a file: configuration of the profile that the server runs; its "
+            "backends and limits are judged (default: only the limits of the profile)"
+        ),
+    )  # fmt: skip
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR",
+        help="with a URL: folder of the server's torch_profiler_dir, on this machine",
+    )  # fmt: skip
 
 
 def _add_engine_of_a_configuration(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +120,7 @@ def _profile(options: argparse.Namespace) -> int:
         tokens=options.tokens,
         layout=options.layout,
         profile=options.profile,
+        configuration=options.configuration,
         backends=tuple(options.backend),
         traces=options.traces,
         engine_python=options.engine_python,

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from sm121.client import models
-from sm121.core import architecture, templates
+from sm121.core import architecture, builds, templates
 from sm121.core import profile as profiles
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
-from sm121.core.profile_fields import Gate
-from sm121.core.server import Endpoint, Server
+from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import attached, given_key, request_rules
-from sm121.evidence import decode_parts, decode_time, kernel_profile, profile_files
+from sm121.evidence import decode_time, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime, Limits, StreamTime
 from sm121.evidence.kernel_path import KernelPath
@@ -31,6 +30,7 @@ from sm121.evidence.profiler import (
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
 from sm121.session import given_engine
+from sm121.session.decode_limits import limits_of
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_kernels import GivenKernels
 from sm121.session.given_target import GivenTarget
@@ -75,6 +75,7 @@ class DecodeRequest:
         tokens: Decode steps that are profiled.
         layout: The KV layout that is required; None: any.
         profile: Name or path of the profile that has the configuration.
+        configuration: The configuration that a server of a URL or of a file runs; None: not known.
         backends: The experts' backends that were requested; empty: those of the configuration.
         traces: The folder into which a running server writes its traces.
         engine_python: The Python interpreter of the engine that is started; None: this one.
@@ -88,6 +89,7 @@ class DecodeRequest:
     tokens: int
     layout: str | None
     profile: str | None
+    configuration: str | None
     backends: tuple[str, ...]
     traces: Path | None
     engine_python: str | None
@@ -220,71 +222,31 @@ def _of_file(request: DecodeRequest) -> tuple[Subject, KernelProfile]:
     if request.traces is not None:
         raise UsageError("--traces: expected the URL of a server with it, got a file")
     profile = profile_files.read_profile(Path(request.target))
-    return _of_unknown_configuration(request.target, None, request), profile
+    return _of_another(request.target, None, request), profile
 
 
-def _of_unknown_configuration(name: str, prompt: int | None, request: DecodeRequest) -> Subject:
-    """Return a subject with the limits and the bound of the profile's model."""
+def _of_another(
+    name: str, prompt: int | None, request: DecodeRequest, version: str | None = None
+) -> Subject:
+    """Return a subject that the command does not start, judged by ``--configuration``.
+
+    Without a configuration, it has the limits and the bound of the profile's model.
+    """
     chosen = profiles.load(
         request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
     )
-    subject = Subject(name, prompt, limits_of(chosen, prompt), request.backends)
-    _add_least_bound(subject, chosen)
+    named = request.configuration
+    if named is None:
+        subject = Subject(name, prompt, limits_of(chosen, prompt), request.backends)
+        _add_least_bound(subject, chosen)
+        return subject
+    chosen = chosen.judging(named, builds.identity(version))
+    backends = request.backends or chosen.path_of(named).moe or ()
+    subject = Subject(name, prompt, limits_of(chosen, prompt), backends)
+    _add_bound(subject, chosen, named, chosen.model.id)
+    if subject.bound_ms is not None:
+        subject.bound_formats = f"configuration {named}"
     return subject
-
-
-def limits_of(profile: Profile, prompt: int | None) -> Limits:
-    """Return the limits of a decode after a prompt: a profile's gates, or else the testing guide's.
-
-    The gate ``tpot_p50`` and the limit of the SM121 testing guide (`docs/from-the-plan.md`) are for
-    the profile's own prompt. After a longer prompt, the gate on the rate at the next depth applies.
-
-    Args:
-        profile: The profile. If it is resolved for a configuration (`Profile.judging`), the
-            configuration's gates apply.
-        prompt: Tokens of the prompt; None: unknown.
-    """
-    guide = decode_parts.load().gates
-    sizes = profile.performance
-    of = f"profile {profile.name}"
-    if profile.question is not None:
-        of = f"configuration {profile.question}"
-    token_ms: float | None = guide.token_ms
-    source = "guide"
-    if prompt is None or prompt <= sizes.prompt_tokens:
-        gate = profile.gate("tpot_p50")
-        if gate is not None and gate.at_most is not None:
-            token_ms = gate.at_most
-            source = f"gate tpot_p50 of {of}"
-    else:
-        rate = _gate_at_depth(profile, prompt - sizes.prompt_tokens)
-        if rate is not None and rate.minimum is not None:
-            token_ms = 1e3 / rate.minimum
-            source = f"gate {rate.metric} of {of}, as a time"
-        elif any(gate.metric.startswith("tg") for gate in sizes.gates):
-            token_ms = None
-            source = (
-                f"expected a gate on a rate behind a prompt of {prompt} tokens, {of} has none. "
-                "Give a shorter --prompt"
-            )
-    moe_ms: float | None = guide.moe_ms
-    of_experts = profile.gate("moe_decode_us")
-    if profile.model.dense:
-        moe_ms = None
-    elif of_experts is not None and of_experts.at_most is not None:
-        moe_ms = of_experts.at_most / 1e3
-    return Limits(token_ms, source, moe_ms)
-
-
-def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
-    """Return the gate on the rate of the shortest answer at a depth or the next deeper one."""
-    lengths = sorted(profile.performance.generated_tokens)
-    for deep in sorted(profile.performance.depths):
-        for length in lengths:
-            gate = profile.gate(f"tg{length}@d{deep}")
-            if deep >= depth and gate is not None:
-                return gate
-    return None
 
 
 def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTime | None]:
@@ -303,7 +265,7 @@ def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamT
         )
     if not request.traces.is_dir():
         raise UsageError(f"--traces {request.traces}: expected a folder on this machine")
-    subject = _of_unknown_configuration(server.endpoint.base_url, request.prompt, request)
+    subject = _of_another(server.endpoint.base_url, request.prompt, request, server.version)
     try:
         profile, stream = _take(server.endpoint, request.traces, request)
     except NoProfiler as error:
@@ -341,6 +303,8 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         )
     if request.traces is not None:
         raise UsageError("--traces: expected the URL of a server with it, got a configuration")
+    if request.configuration is not None:
+        raise UsageError("--configuration: expected a URL or a file with it, got a configuration")
     variables = dict(request.environment)
     if request.layout is not None:
         variables[_LAYOUT] = request.layout
@@ -372,7 +336,9 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
     if request.layout is not None and not is_layout(request.layout, path.kv_layout, server.engine):
         shown = path.kv_layout or "none"
         subject.faults.append(f"KV layout: expected {request.layout}, the log shows {shown}")
-    _add_bound(subject, judged, request, server, path)
+    _add_bound(
+        subject, judged, request.target, configuration.model, arguments=request.arguments, path=path
+    )
     return subject, profile, stream
 
 
@@ -392,19 +358,22 @@ def is_layout(requested: str, shown: str | None, engine: str) -> bool:
 
 
 def _add_bound(
-    subject: Subject, chosen: Profile, request: DecodeRequest, server: Server, path: KernelPath
+    subject: Subject,
+    chosen: Profile,
+    configuration: str,
+    model: str,
+    *,
+    arguments: Sequence[str] = (),
+    path: KernelPath | None = None,
 ) -> None:
     """Add the shortest time of a token that the memory allows."""
-    model = server.configuration.model if server.configuration is not None else ""
     config = roofline.read_config(model)
     healthy = None if chosen.box is None else chosen.box.healthy_gb_s
     if config is None or healthy is None:
         subject.no_bound = "the profile names no bandwidth of a healthy machine"
         return
     try:
-        read = roofline.cost(
-            chosen, request.target, request.prompt, config, request.arguments, path
-        )
+        read = roofline.cost(chosen, configuration, subject.prompt or 0, config, arguments, path)
     except Sm121Error as error:
         subject.no_bound = str(error)
         return

@@ -1,0 +1,60 @@
+"""The time limits that `sm121 profile` judges."""
+
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import Gate
+from sm121.evidence import decode_parts
+from sm121.evidence.decode_time import Limits
+
+
+def limits_of(profile: Profile, prompt: int | None) -> Limits:
+    """Return the limits of a decode after a prompt: a profile's gates, or else the testing guide's.
+
+    The gate ``tpot_p50`` and the limit of the SM121 testing guide (`docs/from-the-plan.md`) are for
+    the profile's own prompt. After a longer prompt, the gate on the rate at the next depth applies.
+
+    Args:
+        profile: The profile. If it is resolved for a configuration (`Profile.judging`), the
+            configuration's gates apply.
+        prompt: Tokens of the prompt; None: unknown.
+    """
+    guide = decode_parts.load().gates
+    sizes = profile.performance
+    of = f"profile {profile.name}"
+    if profile.question is not None:
+        of = f"configuration {profile.question}"
+    token_ms: float | None = guide.token_ms
+    source = "guide"
+    if prompt is None or prompt <= sizes.prompt_tokens:
+        gate = profile.gate("tpot_p50")
+        if gate is not None and gate.at_most is not None:
+            token_ms = gate.at_most
+            source = f"gate tpot_p50 of {of}"
+    else:
+        rate = _gate_at_depth(profile, prompt - sizes.prompt_tokens)
+        if rate is not None and rate.minimum is not None:
+            token_ms = 1e3 / rate.minimum
+            source = f"gate {rate.metric} of {of}, as a time"
+        elif any(gate.metric.startswith("tg") for gate in sizes.gates):
+            token_ms = None
+            source = (
+                f"expected a gate on a rate behind a prompt of {prompt} tokens, {of} has none. "
+                "Give a shorter --prompt"
+            )
+    moe_ms: float | None = guide.moe_ms
+    of_experts = profile.gate("moe_decode_us")
+    if profile.model.dense:
+        moe_ms = None
+    elif of_experts is not None and of_experts.at_most is not None:
+        moe_ms = of_experts.at_most / 1e3
+    return Limits(token_ms, source, moe_ms)
+
+
+def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
+    """Return the gate on the rate of the shortest answer at a depth or the next deeper one."""
+    lengths = sorted(profile.performance.generated_tokens)
+    for deep in sorted(profile.performance.depths):
+        for length in lengths:
+            gate = profile.gate(f"tg{length}@d{deep}")
+            if deep >= depth and gate is not None:
+                return gate
+    return None
