@@ -85,10 +85,12 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
-        #: The shares of windows that do not overlap, and the end of the last of them.
+        #: The acceptance of windows that do not overlap, and the time at which the last of them
+        #: ended.
         self._usual: deque[float] = deque(maxlen=_WINDOWS_KEPT)
         self._usual_until_s = -math.inf
-        #: The worst low window since the last call of `taken`, and that of an earlier call.
+        #: The window with the lowest acceptance since the last call of `taken`, and the one that an
+        #: earlier call has reported.
         self._worst: _Window | None = None
         self._told: _Window | None = None
         self._drafts = False
@@ -158,7 +160,7 @@ class Acceptance:
     def _add_window(self, window: _Window) -> None:
         told = self._told
         if told is not None and window.begins_s < told.ends_s and window.share >= told.share:
-            return  # reported with the previous round
+            return  # was reported with the previous round
         if self._lowest is None or window.share < self._lowest:
             self._lowest = window.share
         if len(self._usual) >= _WINDOWS_NEEDED:
@@ -213,7 +215,7 @@ class AcceptanceWatch:
         while not self._stopped.wait(SAMPLE_EVERY_S):
             try:
                 now = self._read()
-            except Exception as error:  # noqa: BLE001 - whatever it is, `taken` tells it
+            except Exception as error:  # noqa: BLE001 - `taken` reports any error
                 why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 with self._lock:
                     self._acceptance.miss(time.monotonic(), why)

@@ -35,7 +35,7 @@ from sm121.run.verdict_file import (
 from sm121.session import path_changes
 from sm121.session.trusted_runs import PEAK, Trusted
 
-#: The words for the trusted run in a change.
+#: The name of the trusted run in descriptions of changes.
 THE_TRUSTED = "the trusted run"
 _LEVEL = "regression"
 #: The fields of a fingerprint whose differences are not listed. The machine is judged separately,
@@ -168,7 +168,7 @@ class _Judge:
         """Compare the engine and the tests. Return the tests that this run did not request."""
         before = self._before
         report = self._report
-        # A worker without a test that uses the server does not recognise its engine.
+        # A worker that runs no test with the server does not know the server's engine.
         if len({before.engine.name, self._run.engine.name} - {UNRECOGNISED}) > 1:
             line = (
                 f"engine: {before.engine.name} in the trusted run, "

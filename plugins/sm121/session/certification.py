@@ -8,8 +8,8 @@ from sm121.core.profile import Profile
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.run.verdict_file import VerdictFile
 
-#: For each level, and each test id without parameters: the architectures whose certificate requires
-#: the test.
+#: The architectures whose certificate requires a test. The outer keys are levels, the inner keys
+#: are test ids without parameters.
 Inventory = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
@@ -58,7 +58,8 @@ def foreign_tests(root: Path) -> list[str]:
     """
     shipped = dict(_file().files)
     present = digests(root)
-    if "conftest.py" not in present:  # not needed if installed: `sm121 run` loads the plugin
+    # Not needed if installed, because `sm121 run` loads the plugin.
+    if "conftest.py" not in present:
         shipped.pop("conftest.py", None)
     return sorted(name for name in {*shipped, *present} if shipped.get(name) != present.get(name))
 

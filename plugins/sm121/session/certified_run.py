@@ -88,7 +88,8 @@ def start(given: Sequence[str]) -> NoReturn:
         )
     variables = environment(os.environ, given)
     removed = sorted({*os.environ} - {*variables})
-    # The run shows these names when it is open, because a refusal must be one line.
+    # The new process shows these names when its run is open. This process shows nothing, because a
+    # refusal must be a single line.
     variables[REMOVED] = " ".join(removed)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -67,8 +67,8 @@ class CrashDesk:
         self._settings = settings
         self._again = again
         self.before = KernelBefore()
-        #: For each log, the cause of the server's end if it was reported. All later tests that need
-        #: this server get the same error.
+        #: The reported cause of each server's end. The keys are the servers' logs. All later tests
+        #: that need such a server get the same error.
         self._reported: dict[Path, Cause] = {}
         self._unwritten_reported = False
         self._test_began = 0.0

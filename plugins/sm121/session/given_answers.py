@@ -16,7 +16,8 @@ class GivenAnswers:
     reference: Path | None = None
     #: The file of an oracle that was computed before.
     oracle: Path | None = None
-    #: What the server rounds in addition to the checkpoint; None: as its kernel path shows.
+    #: What the server rounds in addition to the checkpoint. If None, its kernel path determines
+    #: this.
     rounding: Rounding | None = None
     golden: Path | None = None
     record_golden: Path | None = None

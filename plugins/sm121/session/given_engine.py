@@ -40,12 +40,13 @@ class GivenEngine:
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     debug: bool = False
-    #: How a server on several machines is started; None: as its profile says.
+    #: How a server on several machines is started. If None, its profile determines this.
     launcher: str | None = None
     #: The commands that run Python on the other nodes.
     node_commands: tuple[tuple[str, ...], ...] = ()
     master_address: str | None = None
-    #: The id of the engine's container image; None: the value of the variable SM121_IMAGE_ID.
+    #: The id of the engine's container image. If None, it is the value of the variable
+    #: SM121_IMAGE_ID.
     image_id: str | None = None
 
 
@@ -143,7 +144,8 @@ def program(option: Option, engine: str, attached: str | None) -> str:
     if not isinstance(description, protocol.Program):
         if binary:
             raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
-        # Links are not resolved: a virtual environment is found by its interpreter's link.
+        # Do not resolve links, because Python finds a virtual environment by the link to its
+        # interpreter.
         expected = "a Python interpreter, got no such file"
         python = given_files.checked(option, "--engine-python", Path.is_file, expected)
         return str(python or sys.executable)

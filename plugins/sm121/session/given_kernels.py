@@ -9,7 +9,7 @@ from sm121.core.options import Option
 class GivenKernels:
     """How kernels are tested and profiled."""
 
-    #: The provider of the tested kernels; None: the provider of the engine's own kernels.
+    #: The provider of the tested kernels. If None, it is the provider of the engine's own kernels.
     provider: str | None = None
     full_shapes: bool = False
     #: The mode of the profiler: auto, keep, restart or off.

@@ -11,14 +11,14 @@ _MOST = {
     # The largest default of vLLM's --max-num-seqs.
     "--concurrency": (1024, "streams at the same time"),
     "--crowd": (1024, "requests at the same time"),
-    # A GB10 needs half a day for as many short requests.
+    # A GB10 needs half a day for this many short requests.
     "--requests": (100_000, "requests of the load"),
-    # A start takes minutes.
+    # Each start takes minutes.
     "--ab-pairs": (100, "starts of each side"),
 }
-#: Further digits of a number are not read.
+#: Digits of a number beyond this many are ignored.
 _DIGITS = 18
-#: How much of a wrong value a message shows.
+#: How many characters of a wrong value a message shows.
 _SHOWN = 40
 
 

@@ -32,10 +32,10 @@ class KernelJudge:
     """The messages of the Linux kernels since a run began."""
 
     run: Run
-    #: The launcher of a server on several machines; None: that of the profile.
+    #: The launcher of a server on several machines. If None, it is the profile's launcher.
     launcher: str | None
     before: KernelBefore
-    #: The remark that messages cannot be read; None if they can.
+    #: The remark that kernel messages cannot be read; None if they can.
     unread: str | None = None
 
     def judge(self) -> None:

@@ -42,7 +42,7 @@ class KnownAnswers:
     reasons: bool
     #: The number of tokens of the longest answer to a fact.
     longest: int
-    #: Why there are no tool calls among them; empty if there are some.
+    #: Why none of the questions needs a tool call; empty if some need one.
     why_no_tools: str = ""
 
 

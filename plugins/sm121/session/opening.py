@@ -308,7 +308,7 @@ def _prepare_engine(session: Session) -> None:
         _watch_attached(session, run.servers.attached, profile)
     python = settings.engine.python
     if isinstance(registry.engine(settings.engine.name), protocol.Program):
-        python = sys.executable  # a program has no Python packages: record those of the suite
+        python = sys.executable  # the engine is no Python package: record the suite's packages
 
     def read() -> EnvironmentRead:
         record = environment.record(

@@ -137,7 +137,7 @@ def other_target(one: VerdictFile, other: VerdictFile) -> str | None:
         ("profile", one.profile, other.profile),
         ("model's digest", before.model, after.model),
     ]
-    # An attached server's engine is recognised later.
+    # The engine of an attached server is recognised later, so only managed engines are compared.
     if one.engine.managed and other.engine.managed:
         pairs.append(("engine", one.engine.name, other.engine.name))
     for name, value, now in pairs:

@@ -38,7 +38,7 @@ from sm121.run import spanning
 from sm121.run.spanning import RanksOfLogs
 
 _STDIN = Path("-")
-#: For messages: how to make each source.
+#: Texts for messages that say how to create each source.
 _SAVE_LOG = "Save one: docker logs NAME > server.log 2>&1"
 _SAVE_METRICS = "Save it: curl http://localhost:8000/metrics > metrics.txt"
 _RECORD_TRACE = "Record one with the engine's profiler"
@@ -121,7 +121,7 @@ def _logs(request: PathRequest) -> Iterator[tuple[Path, ...]]:
         with contextlib.ExitStack() as copies:
             logs = list(request.logs)
             for number, given in enumerate(request.logs):
-                if given.is_fifo():  # as bash gives for <(docker logs NAME)
+                if given.is_fifo():  # bash passes a FIFO for <(docker logs NAME)
                     with given.open("rb") as stream:
                         logs[number] = copies.enter_context(_copied(stream))
             yield tuple(logs)

@@ -25,16 +25,16 @@ _ALLOWANCE = 0.1
 #: The fields of a kernel path that a profile can require.
 _PATH_FIELDS = ("attention", "attention_decode", "moe", "kv_layout", "kv_cache_dtype", "dtype",
     "quantization", "speculative", "cuda_graphs", "prefix_caching", "context")  # fmt: skip
-#: Arguments of a log that a profile does not repeat: addresses, names and secrets.
+#: Arguments in a log that a profile must not repeat: addresses, names and secrets.
 _LEFT_OUT = re.compile(
     r"model|model_tag|host|port|served_model_name"
     r"|.*(?:key|ssl|uds|secret|password|credential).*|(?:.*_)?token"
 )
-#: The tables that depend on the machine and not on the model; the shipped profile has them.
+#: The tables that depend on the machine and not on the model. They are in the shipped profile.
 _OF_THE_MACHINE = ("stress", "box", "regression", "test_timeout_s")
 #: Lengths of the context before a measured prompt, in tokens.
 _DEPTHS = (512, 4096, 16384, 32768)
-#: The longest time of a prompt that fills a depth, in seconds.
+#: The maximum time for the prefill of one of these depths, in seconds.
 _LONGEST_PREFILL_S = 20.0
 _NO_ORACLE = "no oracle for this architecture"
 

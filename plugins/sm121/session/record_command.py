@@ -62,7 +62,7 @@ def run(request: RecordRequest) -> EnvironmentRecord:
             environment=request.environment,
         ),
     )
-    # The profile as configured for this release.
+    # The profile with its settings for this release of the engine.
     chosen = targets.resolve(settings, ()).profile or chosen
     configuration = targets.configurations(settings, chosen, notify=_say_nothing)[under_test]
     variables = {**os.environ, **dict(configuration.environment)}
@@ -70,7 +70,7 @@ def run(request: RecordRequest) -> EnvironmentRecord:
         variables[host.IMAGE_ID] = request.image_id
     python = configuration.python
     if isinstance(registry.engine(chosen.engine.name), protocol.Program):
-        # A program has no Python packages, so those of the suite are recorded.
+        # An engine that is a program has no Python packages, so the suite's packages are recorded.
         python = sys.executable
     record = environment.record(
         python,

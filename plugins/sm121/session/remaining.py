@@ -28,7 +28,8 @@ _RISE_S = 10.0
 #: A run counts as slower than its forecast if it takes over a tenth longer, and at least this many
 #: seconds longer, because a few seconds of a short run are not significant.
 _SLACK_S = 10.0
-#: Bounds of the scale by the first start. A start beyond them shows a slow disk or a hang instead.
+#: The forecast is scaled by the duration of the first start, within these bounds. A duration beyond
+#: them shows a slow disk or a hang instead.
 _LEAST_SCALE = 0.5
 _MOST_SCALE = 4.0
 
@@ -65,9 +66,10 @@ class Remaining:
         self._started: set[str] = set()
         self._starts_seen = 0
         self._scale: float | None = None
-        #: What was displayed last, and when.
+        #: The remaining time that was displayed last, and when it was displayed.
         self._shown: tuple[Left, float] | None = None
-        #: The latest end of the run by its forecast, by the clock of `shown`.
+        #: The latest end of the run according to its first forecast (a value of `shown`'s
+        #: argument).
         self._latest_end: float | None = None
 
     def begin(self, check: str, now: float) -> None:
@@ -199,7 +201,7 @@ class Remaining:
             if start.startup_s is None or start.configuration in self._started:
                 continue
             self._started.add(start.configuration)
-            for name in self._began:  # the check itself begins after the start
+            for name in self._began:  # the check itself begins after the start of its server
                 self._began[name] += start.startup_s
             usual = self._usual_s.get(start.configuration)
             if self._scale is None and usual and not start.compiled:

@@ -44,7 +44,7 @@ _OWN_OPTIONS = ("--plan", "-m", "--every", "--certify", "--against", "--shard")
 _RECORDS = "rounds.jsonl"
 #: The maximum size of a file of records in bytes. A full file is renamed, and a new one is begun.
 _LARGEST_FILE = 8 << 20
-#: How many reports of failed rounds are kept: the first one, and the newest ones.
+#: How many reports of failed rounds are kept: the first one and the newest ones.
 _RED_REPORTS = 10
 #: The exit statuses of a refused run: a usage error, or nothing to run.
 _REFUSED = (4, 5)
@@ -350,9 +350,9 @@ class _Player:
         """End the running round, and begin no other."""
         self.stopped.set()
         if self._process is not None:
-            # Python drops a KeyboardInterrupt that is raised in a callback of the import system.
-            # SIGTERM ends the process before the suite's handler is set, and is an interrupt from
-            # then on.
+            # Send SIGTERM, because Python drops a KeyboardInterrupt that is raised in a callback of
+            # the import system. SIGTERM ends the process if the suite has not set its handler yet,
+            # and interrupts the run afterwards.
             self._process.send_signal(signal.SIGTERM)
 
     def _run(self) -> tuple[Verdict, str]:
@@ -372,7 +372,7 @@ class _Player:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # So a Ctrl-C reaches the process only once, through `stop`.
+                # In its own session, the process gets a Ctrl-C only once, through `stop`.
                 start_new_session=True,
             )
             if self.stopped.is_set():

@@ -32,9 +32,9 @@ _FIRST_IDS = 1000
 class ChatTemplate:
     """A chat as the server renders it."""
 
-    #: The text up to the answer; None: unknown.
+    #: The text up to the answer; None if it is unknown.
     prompt: str | None = None
-    #: The id of the token that ended the answer; None: unknown.
+    #: The id of the token that ended the answer; None if it is unknown.
     end_token: int | None = None
     #: The special tokens of the prompt and the end.
     special: tuple[str, ...] = ()
@@ -49,10 +49,10 @@ class ServedFacts:
     path: KernelPath
     context: int | None
     chat: ChatTemplate
-    #: The folder of the checkpoint; None: it is not on this machine.
+    #: The folder of the checkpoint; None if it is not on this machine.
     folder: Path | None
     checkpoint: Inspection | None
-    #: The reason for a missing checkpoint.
+    #: The reason why the checkpoint is missing.
     why_no_checkpoint: str = ""
 
     @property

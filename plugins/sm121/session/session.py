@@ -43,7 +43,7 @@ class SelectedTests:
     #: Ids of tests that no certificate requires: for other architectures, or beyond the model's
     #: abilities.
     inapplicable: set[str] = field(default_factory=set)
-    #: Returns whether this run would select a test that it does not have.
+    #: Returns whether the options of this run select a test that is not among its tests.
     asks_for: Callable[[verdict_file.TestReport], bool] = lambda _test: True
 
 
@@ -56,7 +56,7 @@ class Session:
     #: The report directory. It stays locked during the session, so that no other run writes to it.
     report: ReportDirectory
     run_id: str
-    #: Reports abnormal ends, and writes their bundles.
+    #: Reports abnormal ends of servers, and writes their crash bundles.
     crashes: CrashDesk
     selected: SelectedTests = field(default_factory=SelectedTests)
     #: Judges the messages of the Linux kernels.
@@ -297,7 +297,8 @@ class Session:
             run.servers.sampler.stop()
         if run.servers.kept_log is not None:
             run.servers.kept_log.close(run.record.secrets)
-        if run.record.log.path is not None:  # otherwise the folder belongs to the run to resume
+        # Otherwise the folder belongs to the run that is to be resumed.
+        if run.record.log.path is not None:
             report_directory.restore(run.record.directory, self.report.earlier)
         self.report.lock.close()
 

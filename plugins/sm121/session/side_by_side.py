@@ -26,7 +26,7 @@ class Contestant:
 
     name: str
     options: tuple[str, ...]
-    #: The engine's executable or interpreter; None: search the PATH.
+    #: The engine's executable or interpreter. If None, it is searched on the PATH.
     path: str | None = None
 
 

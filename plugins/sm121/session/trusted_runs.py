@@ -26,7 +26,7 @@ TRUSTED = "trusted"
 #: The peak memory of a server. It depends on the requests before it was read.
 PEAK = "memory_peak_gib"
 _FOLDER = "trusted"
-#: A file in the folder of a trusted run. Earlier trusted runs then no longer count.
+#: If a trusted run's folder contains this file, earlier trusted runs no longer count.
 _ANEW = "anew"
 #: The mode of a run's folder: readable for all, unlike a folder of mkdtemp.
 _MODE = 0o755
