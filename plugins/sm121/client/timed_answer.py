@@ -80,8 +80,8 @@ class TimedAnswer:
     redirected_to: str | None = None
     #: The bytes of events without a choice that follow the last event with a choice.
     unclaimed_bytes: int = 0
-    #: The client's own delays of three timestamps: of the request, of the first and of the last
-    #: token.
+    #: The delays that the client itself added to three timestamps: of the request, of the first
+    #: token and of the last token.
     lag_ns: tuple[int, int, int] = (0, 0, 0)
 
     @property

@@ -142,7 +142,7 @@ def _raise_priority() -> None:
     """Raise the process's priority, because the client needs its processor time at once."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME))
-    except OSError:  # only root may raise it, and not in every container
+    except OSError:  # only root may raise the priority, and not in every container
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
