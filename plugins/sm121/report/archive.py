@@ -18,7 +18,7 @@ from sm121.run import directory, stored_run, verdict_file
 from sm121.run.verdict_file import VerdictFile
 
 SUMS = "SHA256SUMS"
-#: Larger files (profiler traces, memory dumps) are omitted, and named.
+#: Larger files (profiler traces, memory dumps) are left out of the archive, and listed in it.
 LARGEST = 32 << 20
 #: Suffixes of engines' output, from which secrets are removed. The suite's own JSON is excluded:
 #: its keys that end with "token" are no secrets.

@@ -247,7 +247,8 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 
 def _history(name: str, series: Series, place: int) -> Chart:
     count = len(series.points)
-    levels = _levels(series.points[:-1])  # this run is compared with the last level
+    # This run is compared with the last level of the earlier ones.
+    levels = _levels(series.points[:-1])
     changes = [start for start, _, _ in levels[1:]]
     last_start, last_end, last_level = levels[-1]
     comparison = templates.rendered(
@@ -292,7 +293,7 @@ def _history_figure(series: Series, levels: Sequence[tuple[int, int, float]]) ->
     figure["layout"]["xaxis"] |= {
         "range": [0.5, count + 0.5],
         "tick0": 1,
-        "dtick": -(-count // _MOST_RUN_TICKS),  # whole runs
+        "dtick": -(-count // _MOST_RUN_TICKS),  # a tick is at a whole run
     }
     shapes = []
     for start, _, _ in levels[1:]:

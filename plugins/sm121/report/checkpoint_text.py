@@ -61,7 +61,7 @@ class CheckpointReport(Record):
     kv_cache: CheckpointKvCache | None
     facts: list[CheckpointFact]
     notes: list[str]
-    #: What could not be judged.
+    #: The parts of the checkpoint that could not be judged.
     unjudged: list[str]
 
 

@@ -142,7 +142,7 @@ def _row(run: VerdictFile, name: str) -> NumberRow:
 
 def _verdict(run: VerdictFile, name: str) -> str:
     judged = metric_verdicts.of_run(run, name)
-    if judged.verdict is not run.metrics[name].verdict:  # a comparison decided
+    if judged.verdict is not run.metrics[name].verdict:  # a comparison decided the verdict
         return judged.text
     own = run.metrics[name].configuration_gate
     if own is not None:

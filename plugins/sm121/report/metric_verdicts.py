@@ -11,7 +11,7 @@ from sm121.run.verdict_file import ChangeReport, ConfigurationGate, MetricReport
 
 #: The reference of ``--ab`` comparisons. Their changes are no verdict on this run.
 OF_AB = "A"
-#: By unit: the word for a worse value, if it is not "slower".
+#: The words for a worse value in these units. In other units, the word is "slower".
 _MORE = {"GiB": "larger", "%": "worse", "tokens": "worse", "nats": "worse"}
 _MEASURED = "measured"
 #: Maximum number of decimal digits of a percentage.

@@ -19,7 +19,8 @@ BENCHY_CSV_COLUMNS = "model,test_name,"
 _BENCHY_CSV_TEST = re.compile(
     r"(?P<kind>(?:pp|tg)\d+)(?: @ d(?P<depth>\d+))?(?: \(c(?P<streams>\d+)\))?"
 )
-#: llama-benchy uses one of two clocks, and does not store which: they differ by 1.6 % and more.
+#: llama-benchy counts tokens in one of two ways, and does not store in which one. The rates of the
+#: two ways differ by 1.6 % and more.
 _BENCHY_CLOCK = "llama-benchy (token ids or evenly spread usage)"
 _BENCH_NOTE = "the engine's own loop: no server, no network, no sampling"
 
@@ -40,7 +41,7 @@ def read_llama_benchy(name: str, data: dict[str, Any]) -> Source:
             continue  # the rate of the prefix itself, not of the prompt at that depth
         depth = int(run["context_size"])
         streams = int(run["concurrency"])
-        # pp is measured again with each response size: use the first one.
+        # llama-benchy measures pp again for each response size. Use the first measurement.
         prefill = _rate_name(f"pp{run['prompt_size']}", streams, depth)
         if run["prompt_size"] and run.get("pp_throughput"):
             rows.setdefault(prefill, _benchy_row(prefill, "tok/s", run["pp_throughput"]))
@@ -88,7 +89,7 @@ def read_llama_benchy_csv(name: str, text: str) -> Source:
     for line in lines:
         match = _BENCHY_CSV_TEST.fullmatch(line["test_name"])
         if match is None:
-            continue  # the prefix itself, as above
+            continue  # the rate of the prefix itself, as above
         depth = int(match["depth"] or 0)
         streams = int(match["streams"] or 1)
         rate = _rate_name(match["kind"], streams, depth)
@@ -190,7 +191,8 @@ def read_llama_bench(name: str, data: Sequence[dict[str, Any]]) -> Source:
 
 def _bench_metric(prompt: int, generated: int, depth: int) -> str:
     if prompt and generated:
-        return f"pp{prompt}+tg{generated}@d{depth}"  # one rate for both, as with -pg
+        # Llama-bench -pg measures one rate for prompt and answer.
+        return f"pp{prompt}+tg{generated}@d{depth}"
     if prompt:
         return f"pp{prompt}@d{depth}"
     return f"tg{generated}@d{depth}"

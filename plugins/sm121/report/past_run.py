@@ -14,7 +14,7 @@ from sm121.run.engine_report import EngineReport
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import VerdictFile
 
-#: Verdicts with which a metric's value is ignored.
+#: If a metric has one of these verdicts, its value is ignored.
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
 _COMMIT_DIGITS = 9
 

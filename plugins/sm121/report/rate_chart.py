@@ -12,7 +12,7 @@ from sm121.report.chart import Chart, Figure, figure_of, scatter
 from sm121.report.references import ReferenceEngine, References
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
-#: Metrics with one stream: by kind (``tg32``), then by depth.
+#: Metrics with one stream. The outer keys are kinds (``tg32``), the inner keys are depths.
 Measured = Mapping[str, Mapping[int, MetricReport]]
 
 _COLUMNS = (
@@ -36,7 +36,7 @@ _FAR = 1.6
 _HEADROOM = 0.12
 #: The axis does not begin at 0 if the lowest value exceeds this fraction of the highest one.
 _NOT_FROM_ZERO = 0.55
-#: Verdicts with which a metric's value is ignored.
+#: If a metric has one of these verdicts, its value is ignored.
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
 #: Height of a label beside a bar, as a fraction of the plot's height.
 _LABEL = 0.07

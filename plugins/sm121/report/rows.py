@@ -9,7 +9,7 @@ from sm121.run.verdict_file import LevelReport
 
 #: Maximum number of characters in a cell of such a table.
 _MOST_TEXT = 500
-#: Number of a level's counts that are always shown: the first ones.
+#: This many of a level's counts are always shown, beginning with the first one.
 _ALWAYS = 2
 #: Readable names of a kernel path's parts, if they differ from the field names.
 _WORDS = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["path"]

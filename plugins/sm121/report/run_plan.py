@@ -13,7 +13,7 @@ from sm121.core.data_file import Record
 from sm121.core.profile_fields import LEVELS
 from sm121.core.templates import one_line, rendered
 
-#: The environment variable with the path of the file for the answer.
+#: The environment variable with the path of the file to which the plan is written.
 VARIABLE = "SM121_PLAN_FILE"
 
 
@@ -71,7 +71,7 @@ class ShippedTimes(Record):
 
     start: str
     start_source: str
-    #: By the name of a plan: the source of its duration.
+    #: The source of each plan's duration. The keys are the names of the plans.
     plans: dict[str, str]
 
 
@@ -87,25 +87,25 @@ class PlannedTarget(Record):
     nodes: SpannedNodes | None
     #: Known facts about the configuration before a start, one line each.
     facts: list[str]
-    #: Why the durations of earlier runs could not be read; None if they could.
+    #: Why the durations of earlier runs could not be read; None if they could be read.
     problem: str | None
     plans: list[PlanTime]
-    #: None if the suite ships no durations for this profile.
+    #: The durations that the suite ships; None if it ships none for this profile.
     shipped: ShippedTimes | None
 
 
 class RunPlan(Record):
     """The plan of a run."""
 
-    #: Number of checks that would run, by level.
+    #: The number of checks that would run in each level.
     checks: dict[str, int]
-    #: By reason: the ids of the tests that would not run.
+    #: The ids of the tests that would not run. The keys are the reasons.
     not_run: dict[str, list[str]]
     #: The ids of the deselected tests.
     deselected: list[str]
-    #: None if the machine was not examined, since no test of a level is selected.
+    #: The machine; None if it was not examined, because no test of a level is selected.
     machine: Machine | None
-    #: None if no profile is known for the target.
+    #: The target; None if no profile is known for it.
     target: PlannedTarget | None
 
     @property

@@ -128,7 +128,7 @@ def _cell(file: Path, depth: int, streams: int) -> CellPaths | None:
     name = f"pp{first.asked_prompt - depth} tg{first.asked_tokens} at depth {depth}"
     if streams > 1:
         name += f", {streams} streams"
-    if file.stem != f"d{depth}-c{streams}":  # measured again
+    if file.stem != f"d{depth}-c{streams}":  # the cell was measured again
         name += f" ({file.stem})"
     ordered = sorted(answers, key=timing.e2e_ms)
     chosen = [("median", ordered[(len(ordered) - 1) // 2]), ("slowest", ordered[-1])]
