@@ -316,7 +316,7 @@ def price_of_rounding(
     pytestconfig: pytest.Config,
     conformance: Session,
     server: Server,
-    metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
+    metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is created
     benchmark: BenchmarkFixture,
 ) -> Callable[[str], None]:
     """Measures the accuracy cost of the server's rounding once; judges one metric of `PRICES`."""

@@ -153,7 +153,7 @@ def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
 def record_metric(
     conformance: Session,
     box: RunBox,  # read before anything is measured
-    metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
+    metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is created
     benchmark: BenchmarkFixture,
 ) -> MetricRecorder:
     """Records a measurement as benchmark and metric, and raises its verdict if it is not PASS."""

@@ -69,8 +69,8 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         requests.refuse_what_crashes(config)
     except pytest.UsageError as error:
         raise UsageError(str(error)) from error
-    # `refuse` reports it in one line. For benchmarks outside the levels, a warning is printed after
-    # the collection.
+    # Suppress these warnings, because `refuse` reports the problem in one line. For benchmarks
+    # outside the levels, a warning is printed after the collection.
     for beginning in (_NOTHING_TO_COMPARE, _UNREADABLE):
         warnings.filterwarnings("ignore", message=beginning)
     named = config.getoption("benchmark_compare", None)
@@ -183,7 +183,7 @@ def _guarded(config: pytest.Config, session: Session, step: Any) -> Any:
     def guarded(*arguments: object) -> None:
         try:
             step(*arguments)
-        except Exception as error:  # noqa: BLE001 - of another plugin; it is shown, and judged
+        except Exception as error:  # noqa: BLE001 - raised by another plugin; shown and judged
             line = session.run.record.redact(f"pytest-benchmark: {type(error).__name__}: {error}")
             config.stash[_BROKEN] = line
             session.run.record.say("benchmark", line)
@@ -365,7 +365,7 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
         )
     refuse_beside_workers(config)
     asked = _FAIL if _given(config, "benchmark_compare_fail") else _COMPARE
-    is_parallel = workers.is_parallel(config)  # then the suite itself has disabled the timing
+    is_parallel = workers.is_parallel(config)  # the suite itself has disabled the timing
     is_disabled = config.getoption("benchmark_disable", False) and not is_parallel
     if is_disabled and not config.getoption("benchmark_enable", False):
         for name in ("benchmark_compare", "benchmark_compare_fail", *_STORING):

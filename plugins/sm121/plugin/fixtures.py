@@ -36,9 +36,9 @@ from sm121.session.session import Session
 if TYPE_CHECKING:
     import openai
 
-#: The capabilities of each server, by its address.
+#: The capabilities of each server. The keys are the servers' addresses.
 _CAPABILITIES = pytest.StashKey[dict[str, Capabilities]]()
-#: The API cases that each server has passed, by the server's address.
+#: The API cases that each server has passed. The keys are the servers' addresses.
 _WELL = pytest.StashKey[dict[str, str]]()
 #: The ids of all responses in a run.
 _IDS = pytest.StashKey[Counter[str]]()

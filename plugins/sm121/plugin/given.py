@@ -39,8 +39,8 @@ def given(config: pytest.Config) -> list[Given]:
     defaults = vars(parser.parse([]))
     own = vars(parser.parse(_own_words(config)))
     names: dict[str, str] = {}
-    # `--exitfirst` and `--maxfail` set one value. pytest 8.2 parses the former first, and it has no
-    # default.
+    # `--exitfirst` and `--maxfail` set the same value. pytest 8.2 parses `--exitfirst` first, and
+    # it declares no default, so the default of `--maxfail` counts.
     declared: dict[str, object] = {}
     for action in parser.optparser._actions:
         names.setdefault(action.dest, (action.option_strings or ["paths or node ids"])[-1])

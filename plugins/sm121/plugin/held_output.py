@@ -52,7 +52,7 @@ class HeldOutput:
         self._notes: list[str] = []
         self._is_long = False
         self.is_dropped = False
-        # A separate file, because pytest captures the usual one while it imports a test file.
+        # Use a separate file, because pytest captures the usual one while it imports a test file.
         self._beside = _duplicate(self._file)
         self._timer = threading.Timer(_SILENT_S, self._show_that_it_goes_on)
         self._timer.daemon = True

@@ -141,7 +141,8 @@ class _Processes:
         Raises:
             NotRun: The provider's kernels are of another build than the engine's.
         """
-        is_foreign = provider not in registry.NAMES  # it can import the same modules as pytest
+        # Its process can import the same modules as pytest.
+        is_foreign = provider not in registry.NAMES
         names = self.here.ask("packages", provider) if is_foreign else registry.packages(provider)
         if not names:
             return self.here

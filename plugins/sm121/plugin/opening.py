@@ -349,7 +349,7 @@ def _move_earlier_report(config: pytest.Config) -> None:
         return
     folder = config.invocation_params.dir / config.getoption("--report-dir")
     if (folder / "verdict.json").is_file():
-        with contextlib.suppress(UsageError):  # another run is using it
+        with contextlib.suppress(UsageError):  # another run is using the report directory
             directory.lock_directory(folder).lock.close()
 
 

@@ -313,7 +313,7 @@ def read_settings(config: pytest.Config) -> settings.Settings:
         marked=architectures_asked_for(expressions.marker_expression(config)),
     )
     refuse_empty_values(config)
-    if given_to_worker is not None and worker is not None:  # chosen by the first process
+    if given_to_worker is not None and worker is not None:  # the first process has chosen it
         name, reason = given_to_worker["sm121_plan"]
         planned = PlanChoice(name, Reason(reason))
         read = replace(read, measuring=replace(read.measuring, planned=planned))

@@ -230,7 +230,7 @@ def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         while frames is not None:
             names = frames.tb_frame.f_globals
             if str(names.get("__name__")).partition(".")[0] in _CLIENTS:
-                names["__tracebackhide__"] = True  # pytest searches the same way
+                names["__tracebackhide__"] = True  # pytest also reads this from the globals
             frames = frames.tb_next
         error = _shown_before(error)
 

@@ -42,7 +42,7 @@ from sm121.session.session import Session, secrets_given
 
 #: The name of the run.
 _RUN = pytest.StashKey[str]()
-#: For each test in which a worker died: the message of xdist.
+#: The message of xdist for each test in which a worker died. The keys are test ids.
 _KILLERS = pytest.StashKey[dict[str, str]]()
 
 

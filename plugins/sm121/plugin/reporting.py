@@ -144,7 +144,8 @@ def redact(session: Session, report: pytest.TestReport) -> None:
     """
     run = session.run
     report.sections = [(name, run.record.redact(text)) for name, text in report.sections]
-    # A skip: show the place of the test, which does not depend on where the suite is installed.
+    # For a skipped test, show the place of the test, which does not depend on where the suite is
+    # installed.
     if isinstance(report.longrepr, tuple):
         file, line, _ = report.location
         report.longrepr = (file, (line or 0) + 1, run.record.redact(report.longrepr[2]))

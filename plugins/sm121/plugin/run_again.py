@@ -35,7 +35,7 @@ _NOT_REPEATED = {
     "-q": 0,
     "-v": 0,
     "--resume": 0,
-    "--shard": 1,  # another test is in the part
+    "--shard": 1,  # with fewer tests, a shard would contain other ones
 }
 #: The option that selects tests by name. A command that names its tests does not need it.
 _BY_NAME = "-k"
@@ -187,7 +187,7 @@ def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
         elif name in left_out:
             skip = 0 if separator else left_out[name]
         elif argument[:2] in left_out:
-            continue  # -n2, -vv
+            continue  # for example -n2 or -vv
         elif own_tests.located(argument) not in positional:
             words.append(argument)
             option = own_options.every().get(argument)

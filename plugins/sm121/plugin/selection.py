@@ -60,7 +60,7 @@ class LeftOutAs(enum.Enum):
 
 #: The reasons for which tests count as deselected in pytest's summary, in this order.
 _DESELECTED_AS = (LeftOutAs.UNCERTIFIED, LeftOutAs.SLOW, LeftOutAs.NOT_IN_PLAN)
-#: The text on tests that an option would run, to follow their number.
+#: The text that follows the number of tests that an option would run.
 _RUN_BY_AN_OPTION = {
     LeftOutAs.SLOW: "slow tests are left out; --slow runs them",
     LeftOutAs.WAITING: "tests are left out; --golden, --record-golden and --soak run theirs",

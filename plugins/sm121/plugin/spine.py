@@ -65,7 +65,7 @@ def pytest_load_initial_conftests(
     return result
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # runs before xdist decides
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     """Start the certified run. With ``-n``, give all tests that need a server to one worker."""
     with planning.telling_refusal():
@@ -75,7 +75,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
         return (yield)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
+@pytest.hookimpl(tryfirst=True)  # runs before pytest-benchmark reads its options
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers, read the settings, and refuse contradictory options."""
     for line in options.markers():
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal.say_only_why_not(config)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the header
+@pytest.hookimpl(tryfirst=True)  # runs before the header
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Hold back pytest's header, so that a refusal prints one line. Refuse before workers start."""
     held_output.hold(session.config)
@@ -158,7 +158,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
         selection.note_deselected(items[0].config, items)
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist reports the collection to the first process
+@pytest.hookimpl(wrapper=True)  # runs before xdist reports the collection to the first process
 def pytest_collection_finish(session: pytest.Session) -> Generator[None, object, object]:
     """Open the run. Refuse wrong requests before a server starts."""
     config = session.config
@@ -249,7 +249,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         if conformance is not None:
             box = conformance.recorder.box
             if box is not None and box.unread and not conformance.interrupted:
-                box.read_at_the_end()  # if the run ended within a level that measures
+                box.read_at_the_end()  # the run may have ended within a level that measures
                 _step("box read again")
             _step("last test ended")
     if conformance is not None:
@@ -260,7 +260,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     return result
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside a test's time limit
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # runs outside a test's time limit
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
@@ -314,7 +314,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     outcomes.require_able(session, item, workers.why_not(item))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other plugins have changed the report
+# Runs after all other plugins have changed the report.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -350,7 +351,8 @@ def pytest_runtest_teardown(
         kernels.end_processes_after_the_level(item, nextitem)
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)  # around pytest's teardown, inside the summary
+# Runs around pytest's teardown, and within the summary.
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_sessionfinish(
     session: pytest.Session, exitstatus: int | pytest.ExitCode
 ) -> Generator[None, object, object]:
@@ -444,7 +446,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
         benchmarks.describe_end(session, output_json)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary, which may be long
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # runs after pytest's own summary, which may be long
 def pytest_terminal_summary(
     terminalreporter: "pytest.TerminalReporter", exitstatus: int, config: pytest.Config
 ) -> Generator[None, object, object]:
@@ -455,7 +457,7 @@ def pytest_terminal_summary(
         terminal.say_each_reason_once(terminalreporter)
     result = yield
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
-        return result  # a refused request is one line, which pytest prints
+        return result  # pytest prints a refused request as one line
     if session is not None:
         matrix.show_account(terminalreporter, config)
         terminal.closing(terminalreporter, session)

@@ -7,7 +7,7 @@ from sm121.report.stored import StoredReport
 from sm121.run import verdict_file
 from sm121.session import session, settings, signals
 
-# In the stash of the configuration.
+# The keys of the configuration's stash begin here.
 SETTINGS = pytest.StashKey[settings.Settings]()
 #: The run, from the end of the collection on; absent if no test of a level was collected.
 SESSION = pytest.StashKey[session.Session]()
@@ -16,7 +16,7 @@ REPORT = pytest.StashKey[StoredReport]()
 SHARD = pytest.StashKey[verdict_file.ShardReport]()
 PROGRESS = pytest.StashKey[Progress]()
 
-# In the stash of an item.
+# The keys of an item's stash begin here.
 LEVEL = pytest.StashKey[str]()
 #: The test's id in reports. Before pytest 9.2, xdist appends a group's name to the node id.
 ID = pytest.StashKey[str]()
@@ -26,7 +26,7 @@ FINDING = pytest.StashKey[verdict_file.TestReport]()
 MEASURED = pytest.StashKey[int]()
 #: The known deviations of the engine that the test has excused.
 DEVIATIONS = pytest.StashKey[list[str]]()
-#: For each of these deviations, one line on how it appeared.
+#: One line for each of these deviations, which describes how it appeared.
 SYMPTOMS = pytest.StashKey[list[str]]()
 #: The number of servers that had been started when the test began.
 STARTS = pytest.StashKey[int]()

@@ -92,7 +92,7 @@ def _say_nothing_but_the_verdict(config: pytest.Config) -> None:
     config.stash[NOTHING_RUNS] = True
     config.option.verbose = -2
     config.option.reportchars = "N"
-    # A warning of --benchmark-autosave. The verdict says why there is no benchmark.
+    # Suppress this warning of --benchmark-autosave. The verdict says why there is no benchmark.
     warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
 
 
@@ -155,7 +155,7 @@ def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
     if not all(_is_of_level(report) for report in red):
         return
     option.tbstyle = "no"
-    if option.reportchars == _REPORTED:  # pytest's own list of the same failures
+    if option.reportchars == _REPORTED:  # pytest would list the same failures
         for letter in _REPORTED:
             terminal.reportchars = terminal.reportchars.replace(letter, "")
 
