@@ -17,18 +17,19 @@ StepName = Literal[
 class CellOutcome(StrEnum):
     """The outcome of a cell, the worst first."""
 
-    #: It did not start, or died. The bundle has its log, its command and the cause.
+    #: The server did not start, or died. The crash bundle has its log, its command and the cause.
     CRASH = "CRASH"
-    #: It runs on another kernel path than was requested.
+    #: The server runs on another kernel path than was requested.
     FALLBACK = "FALLBACK"
-    #: Its answers are wrong or differ from the baseline's, or it refused to start with a reason.
+    #: The answers are wrong or differ from the baseline's, or the server refused to start with a
+    #: reason.
     FAIL = "FAIL"
-    #: The whole interval of its rate is below the allowed rate.
+    #: The whole interval of the rate is below the allowed rate.
     SLOWER = "SLOWER"
-    #: Its rate is not valid, or another check was undecided.
+    #: The rate is not valid, or another check was undecided.
     INVALID = "INVALID"
     NOT_RUN = "NOT_RUN"
-    #: It was not run, since its values are known not to work together.
+    #: The cell was not run, since its values are known not to work together.
     INCOMPATIBLE = "INCOMPATIBLE"
     PASS = "PASS"  # noqa: S105
 
@@ -72,9 +73,9 @@ class CellRate(Record):
 class AnswerDifference(Record):
     """The differences of a cell's answers from the baseline's, token by token."""
 
-    #: The largest difference of a log-probability. None: infinite, because a token is not listed.
+    #: The largest difference of a log-probability; None if infinite, because a token is not listed.
     worst_nats: float | None
-    #: The mean KL divergence, in nats. None: infinite or unknown.
+    #: The mean KL divergence, in nats; None if infinite or unknown.
     mean_divergence: float | None
     #: The fraction of equal tokens.
     top1: float
@@ -86,14 +87,14 @@ class CellRecord(Record):
     id: str
     #: The value of each axis.
     values: dict[str, str]
-    #: The reasons why it was in the plan.
+    #: The reasons why the cell was in the plan.
     why: list[str]
-    #: The key of the server configuration. Cells with one key share a start.
+    #: The key of the server configuration. Cells with the same key share a start.
     configuration: str
     arguments: list[str]
     environment: dict[str, str] = Field(default_factory=dict)
     outcome: CellOutcome
-    #: The class of the failure (``sm121.evidence.failure``) if it did not start or died.
+    #: The class of the failure (``sm121.evidence.failure``) if the server did not start, or died.
     kind: str | None = None
     reason: str = ""
     steps: list[CellStep] = Field(default_factory=list)
@@ -109,7 +110,7 @@ class CellRecord(Record):
     log: str | None = None
     #: The folder of the crash bundle.
     bundle: str | None = None
-    #: Whether it ran to find a smallest failing set, not as part of the array.
+    #: Whether the cell ran to find a smallest failing set, and not as part of the covering array.
     isolating: bool = False
 
     def has(self, choice: Iterable[tuple[str, str]]) -> bool:

@@ -36,9 +36,9 @@ class EventLog:
         self.fold = Fold(file)
         self.path = path
         self._began = time.monotonic()
-        #: The lines that are not written yet: all of them without a path.
+        #: The lines that are not written yet. If there is no path, no line is written.
         self._pending = b""
-        # The thread that samples the memory also records remarks.
+        # A lock is needed, because the thread that samples the memory also records remarks.
         self._lock = threading.RLock()
 
     @classmethod

@@ -62,7 +62,7 @@ class Collected:
     shard: ShardReport | None = None
     #: Whether a comparison with a stored run was requested (``--benchmark-compare``).
     compared: bool = False
-    #: The options of this comparison with their values; earlier versions did not record them.
+    #: The options of this comparison with their values; empty in runs of earlier versions.
     comparison: str = ""
     kind: Literal["collected"] = "collected"
 
@@ -363,7 +363,7 @@ class Closed:
     verdict: Verdict
     reason: str
     certified: bool | None
-    #: Why the certificate has no oracle; earlier versions did not record it.
+    #: Why the certificate has no oracle; null in runs of earlier versions.
     no_oracle: str | None = None
     duration_s: float
     #: Whether a signal ended the run.

@@ -307,7 +307,8 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
 
 def _judged_again(file: VerdictFile) -> VerdictFile:
     """Return a copy of a file with the verdict that follows from its tests."""
-    judged = file.model_copy(update={"levels": {}})  # shallow: the tests are not changed
+    # A shallow copy is sufficient, because the tests are not changed.
+    judged = file.model_copy(update={"levels": {}})
     judged.judge()
     return judged
 

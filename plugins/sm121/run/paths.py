@@ -64,7 +64,8 @@ class KernelPaths:
             return
         self._under_test = server
         path = self.of(server)
-        if server.configuration is not None:  # A first start may add a set of tuned kernels.
+        # The first start may have added a set of tuned kernels.
+        if server.configuration is not None:
             variables = self.configurations.environment(server.configuration)
             self.record.emit(EnvironmentNoted("autotune", environment.autotune_sets(variables)))
         shown = EngineShown.of(

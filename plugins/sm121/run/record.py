@@ -79,7 +79,7 @@ class RunRecord:
     secrets: set[str] = field(default_factory=set)
     #: Whether each remark is also shown at once.
     verbose: bool = False
-    #: The level, and the point of the run in words, for decisions that no test makes.
+    #: The level and the phase of the run, as texts, for decisions that no test makes.
     phase: tuple[str, str] = (LEVELS[0], "in the run")
     #: The id of the test that runs; None between two tests, and without pytest.
     test: str | None = None

@@ -24,7 +24,8 @@ from sm121.run.load import Load
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.record import RunRecord, Target
 
-#: An attached server is checked this many times less often, because each check sends requests.
+#: An attached server is checked this many times less often than others, because each check sends
+#: requests.
 _ATTACHED_CHECKS_LAST = 5
 _CANNOT_RESTART = "the attached server no longer answers, and the suite cannot restart it"
 

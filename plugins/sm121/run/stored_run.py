@@ -120,7 +120,8 @@ class StoredRun:
     """One run with its metrics."""
 
     name: str
-    #: Its verdict file. For a file of pytest-benchmark: with those fields that the file contains.
+    #: The verdict file of the run. For a file of pytest-benchmark, it has only the fields that this
+    #: file contains.
     file: VerdictFile
     #: The valid metrics with samples, by name.
     metrics: Mapping[str, StoredMetric]

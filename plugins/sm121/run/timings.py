@@ -53,11 +53,12 @@ class _Kept(Record):
     machine: dict[str, Any]
     profile: str
     configuration: str
-    #: By the name of the configuration that was started.
+    #: The durations of server starts. The keys are the names of configurations.
     starts: dict[str, Seconds] = Field(default_factory=dict)
-    #: By the id of the check; without the performance level.
+    #: The durations of checks outside the performance level. The keys are the ids of the checks.
     checks: dict[str, Seconds] = Field(default_factory=dict)
-    #: The checks of the performance level, by plan, then by the id of the check.
+    #: The durations of checks of the performance level. The outer keys are plans, the inner keys
+    #: are the ids of the checks.
     rates: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
 
     def is_of(self, target: TimedTarget) -> bool:
@@ -80,12 +81,12 @@ class _File(Record):
 class CheckDurations:
     """The durations of checks and starts in seconds, of earlier runs or of this run."""
 
-    #: By the name of the configuration that was started, with warm caches.
+    #: The durations of server starts with warm caches. The keys are the names of configurations.
     starts: dict[str, float] = field(default_factory=dict)
-    #: By the id of the check. The start of a server does not count for the test that needed it
-    #: first.
+    #: The durations of checks. The keys are the ids of the checks. The start of a server does not
+    #: count for the test that needed it first.
     checks: dict[str, float] = field(default_factory=dict)
-    #: The checks of the performance level, by the id of the check.
+    #: The durations of checks of the performance level. The keys are the ids of the checks.
     rates: dict[str, float] = field(default_factory=dict)
 
     def of(self, check: str) -> float | None:

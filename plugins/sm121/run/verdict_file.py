@@ -69,7 +69,7 @@ class JudgedKernel(Record):
 class TestReport(Record):
     """One test. ``message`` is one line for people; ``unmet`` is what programs read."""
 
-    __test__ = False  # pytest would collect the class for its name
+    __test__ = False  # pytest would collect the class because of its name
 
     id: str
     level: str
