@@ -350,7 +350,24 @@ def test_nothing_comparable_in_the_history_is_no_success(stored):
     edit(stored.storage, of_another_machine)
     status, run = stored(SLOWER, SCENARIO, LEVEL, COMPARE)
     assert status == 1 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
-    assert "no stored run of this machine" in run.verdict["reason"]
+    assert "0001: another machine (gpu 'NVIDIA H200'" in run.verdict["reason"]
+
+
+def test_a_stored_run_of_another_plan_is_named_with_the_option(stored):
+    """The finding and the last line are not truncated before the reason."""
+
+    def of_plan_quick(content: dict) -> None:
+        for benchmark in content["benchmarks"]:
+            benchmark["extra_info"]["plan"]["plan"] = "quick"
+
+    edit(stored.storage, of_plan_quick)
+    status, run = stored(SLOWER, SCENARIO, LEVEL, COMPARE)
+    assert status == 1 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
+    named = "0001: the plan was quick, now full; add --plan quick"
+    lines = run.output.splitlines()
+    assert "  expected: a comparable stored run" in lines and f"  got: {named}" in lines
+    (last,) = [line for line in lines if line.startswith("INCONCLUSIVE: compared:")]
+    assert last.endswith(f"expected a comparable stored run, got {named}"), last
 
 
 def test_a_limit_without_any_benchmark_in_common_is_no_success(stored):

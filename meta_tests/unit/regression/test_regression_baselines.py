@@ -32,6 +32,11 @@ from sm121.run import stored_benchmarks
             "the measuring plan was prompt_tokens",
             id="plan prompt_tokens 512 depths 0, the measuring plan was",
         ),
+        pytest.param(
+            {"plan": {"prompt_tokens": 2048, "depths": [0, 4096], "plan": "quick"}},
+            "the plan was quick, now full; add --plan quick",
+            id="plan quick",
+        ),
     ],
 )
 def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):

@@ -21,7 +21,7 @@ from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.plugin import selection, shards, workers
 from sm121.plugin.benchmarks import HISTORY, history_of
 from sm121.plugin.stash import ID, LEVEL
-from sm121.regression.measured import MeasuredHistory
+from sm121.regression.measured import MeasuredHistory, NothingComparable
 from sm121.run import stored_benchmarks
 from sm121.run.events import Decided
 from sm121.run.verdict_file import TestReport
@@ -265,6 +265,9 @@ def _judged(history: MeasuredHistory, decided: Collection[str]) -> Iterator[_Jud
         name = test.removeprefix("test_").replace("_", " ")
         try:
             check()
+        except NothingComparable as nothing:
+            yield _Judged("compared", Verdict.INCONCLUSIVE, [nothing.fact])
+            return
         except NotRun as reason:
             fact = Fact("a comparison with a stored run", str(reason))
             yield _Judged("compared", Verdict.INCONCLUSIVE, [fact])

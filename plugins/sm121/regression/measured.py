@@ -33,6 +33,18 @@ _STORED_DEGRADED = (
 _NOT_STORED = "Run a build that you trust with --benchmark-autosave"
 
 
+class NothingComparable(NotRun):
+    """No stored run is comparable.
+
+    Attributes:
+        fact: The most similar stored run, with its differences.
+    """
+
+    def __init__(self, message: str, fact: Fact) -> None:
+        super().__init__(message)
+        self.fact = fact
+
+
 @dataclass
 class MeasuredHistory:
     """The stored runs with which a run is compared; they are read on first use."""
@@ -259,7 +271,7 @@ def none_matches(
     *,
     measured: int,
     next_step: str = _NOT_STORED,
-) -> NotRun | Inconclusive:
+) -> NothingComparable | Inconclusive:
     """Return the error that explains why a run is compared with none of the stored runs.
 
     After a driver update or a change of the kernel path, the result is Inconclusive, so that it
@@ -274,7 +286,7 @@ def none_matches(
         next_step: What the user can do. The message ends with it.
 
     Returns:
-        Inconclusive if only the machine's state or the kernel path changed, else NotRun.
+        Inconclusive if only the machine's state or the kernel path changed, else NothingComparable.
     """
     for run in reversed(stored):
         changed = run.changed(context)
@@ -284,13 +296,15 @@ def none_matches(
                 for name, difference in changed.items()
             ]
             return Inconclusive(*noted(facts, f"{run.name}; {_WAY_OUT}"))
-    unlike = {run.name: run.unlike(context) for run in stored}
     others = ""
-    if unlike:
-        nearest = min(reversed(unlike), key=lambda name: len(unlike[name]))
-        why = "; ".join(unlike[nearest])
-        others = f" (the nearest of {len(stored)} other runs, {nearest}: {why})"
-    return NotRun(
+    found = f"none in {folder}"
+    if stored:
+        nearest = min(reversed(stored), key=lambda run: len(run.unlike(context)))
+        why = "; ".join(nearest.unlike(context))
+        others = f" (the nearest of {len(stored)} other runs, {nearest.name}: {why})"
+        found = f"{nearest.short_name}: {why}"
+    return NothingComparable(
         f"no stored run of this machine, profile, plan and kernel path that passed in {folder}"
-        f"{others}; metrics not compared: {measured}. {next_step}"
+        f"{others}; metrics not compared: {measured}. {next_step}",
+        Fact("a comparable stored run", found),
     )

@@ -18,7 +18,7 @@ from sm121.core.files import cause_of
 from sm121.core.level_settings import PRICES
 from sm121.core.metric_name import without_depth
 from sm121.core.printable import printable
-from sm121.core.profile_fields import LEVELS
+from sm121.core.profile_fields import FULL, LEVELS
 from sm121.core.verdict import Verdict
 from sm121.machine import this_machine
 from sm121.machine.box import BoxState
@@ -133,6 +133,11 @@ class StoredRun:
     #: they can.
     rates_unfit: str | None = None
 
+    @property
+    def short_name(self) -> str:
+        """The number of a file of pytest-benchmark, such as ``0001``, or the whole name."""
+        return self.name.partition("_")[0]
+
     def find(self, metric: StoredMetric) -> StoredMetric | None:
         """Return the same metric of this run.
 
@@ -170,7 +175,13 @@ class StoredRun:
         for key, name in CONTEXT.items():
             here = self.context.get(key)
             there = context.get(key)
-            if here != there:
+            if here == there:
+                continue
+            before = (here or {}).get("plan", FULL) if key == "plan" else None
+            now = (there or {}).get("plan", FULL) if key == "plan" else None
+            if before != now:  # another plan also has other sizes
+                reasons.append(f"the plan was {before}, now {now}; add --plan {before}")
+            else:
                 reasons.append(f"{name} was {_difference(here, there)}")
         return reasons
 
