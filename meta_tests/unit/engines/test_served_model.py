@@ -9,7 +9,7 @@ import pytest
 from meta_tests.fakes.loopback import JsonHandler, serving
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.session import target
+from sm121.session import attached_model, target
 from sm121.session.given_attached import GivenServer
 from sm121.session.given_judging import GivenJudging
 from sm121.session.given_target import GivenTarget
@@ -52,7 +52,9 @@ def attached(
 def test_the_only_model_of_a_server_is_taken_as_it_is(entry, remark):
     server = attached([entry])
     assert server.endpoint.served_name == entry["id"]
-    line = target.name_remark(server, Settings(attached=GivenServer(base_url="http://x")), GPT_OSS)
+    line = attached_model.name_remark(
+        server, Settings(attached=GivenServer(base_url="http://x")), GPT_OSS
+    )
     assert (line is not None) is remark
     assert line is None or (entry["id"] in line and "judged as gpt-oss-120b" in line)
 
@@ -75,6 +77,46 @@ def test_the_only_model_of_a_server_is_taken_as_it_is(entry, remark):
 def test_a_server_of_another_model_is_refused(models, chosen, serves):
     with pytest.raises(UsageError, match=f"got one of {serves}; name one with --model"):
         attached(models, chosen)
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        pytest.param(("openai/gpt-oss-120b", "gpt-4o"), "openai/gpt-oss-120b", id="the first"),
+        pytest.param(("gpt-4o", "other"), "gpt-4o", id="names that state nothing"),
+        pytest.param(("gpt-4o", "gpt-oss-120b"), "gpt-oss-120b", id="the profile's name"),
+    ],
+)
+def test_one_model_under_several_names_is_taken(names, taken):
+    """vLLM lists an entry for each value of --served-model-name, all with the same root."""
+    server = attached([{"id": name, "root": "openai/gpt-oss-120b"} for name in names])
+    assert server.endpoint.served_name == taken
+    line = attached_model.name_remark(
+        server, Settings(attached=GivenServer(base_url="http://x")), GPT_OSS
+    )
+    assert line is not None and f"lists one model as {', '.join(names)}" in line
+    assert f"requests use {taken!r}" in line
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        pytest.param([{"id": "a"}, {"id": "b"}], id="no roots"),
+        pytest.param([{"id": "a", "root": None}, {"id": "b", "root": None}], id="empty roots"),
+        pytest.param([{"id": "a", "root": "x"}, {"id": "b", "root": "y"}], id="an adapter"),
+        pytest.param([{"id": "a", "root": "x"}, {"id": "b"}], id="one root"),
+        pytest.param(
+            [
+                {"id": "gpt-4o", "root": "openai/gpt-oss-20b"},
+                {"id": "b", "root": "openai/gpt-oss-20b"},
+            ],
+            id="one model, and another one",
+        ),
+    ],
+)
+def test_names_that_may_be_of_several_models_are_refused(models):
+    with pytest.raises(UsageError, match="got one of"):
+        attached(models)
 
 
 def test_files_here_of_another_shape_are_another_model(tmp_path: Path):

@@ -187,6 +187,8 @@ class Server:
     nodes: tuple[Node, ...] = ()
     #: The path or hub id of an attached server's model, from ``/v1/models``.
     root: str | None = None
+    #: The names under which an attached server lists its model; empty if it lists several models.
+    names: tuple[str, ...] = ()
 
     def context_tokens(self) -> int | None:
         """Return the length of the context, in tokens, or None if it is unknown.

@@ -1,5 +1,6 @@
 """Attach to a server that somebody else started. Nothing is started or stopped."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def attach(
         base_url: The address of the server.
         api_key: The key that the server requires; None if it requires none.
         served_name: The model that the server must serve. If None, the suite takes the model
-            `default_name`, or else the only model that the server has.
+            `default_name`, or else the only model that the server has, by its first name.
         default_name: The model that the suite takes if the server has several.
         log: The log of the server, if the user gave one.
         naming: The option that names the model, for the error message.
@@ -47,8 +48,9 @@ def attach(
         listed = models.listed(http, expected)
         version = json_of(http, "/version").get("version")  # only vLLM has this path
     roots = {str(model["id"]): model.get("root") for model in listed["data"]}
-    if served_name is None and len(roots) == 1:
-        endpoint = replace(endpoint, served_name=next(iter(roots)))
+    names = _names_of_one_model(roots)
+    if served_name is None and names and default_name not in names:
+        endpoint = replace(endpoint, served_name=names[0])
     if endpoint.served_name not in roots:
         serves = ", ".join(roots) or "nothing"
         raise another_model(base_url, endpoint.served_name, serves, naming=naming)
@@ -62,7 +64,24 @@ def attach(
         configuration=None,
         startup_s=None,
         root=root if isinstance(root, str) else None,
+        names=tuple(names),
     )
+
+
+def _names_of_one_model(roots: Mapping[str, object]) -> list[str]:
+    """Return the served names if all belong to one model, else none.
+
+    vLLM lists an entry for each value of ``--served-model-name``, all with the model as their root.
+    An adapter has its own root.
+
+    Args:
+        roots: The model's path or hub id by its served name.
+    """
+    if len(roots) == 1:
+        return list(roots)
+    paths = [path for path in roots.values() if isinstance(path, str) and path]
+    is_one = len(paths) == len(roots) and len(set(paths)) == 1
+    return list(roots) if is_one else []
 
 
 def another_model(

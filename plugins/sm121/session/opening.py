@@ -50,7 +50,7 @@ from sm121.run.events import (
 )
 from sm121.run.record import ProgressLine, RunRecord, Say, Target
 from sm121.run.run import Run
-from sm121.session import fingerprinting, show_config, signals, workload
+from sm121.session import attached_model, fingerprinting, show_config, signals, workload
 from sm121.session import target as targets
 from sm121.session.crashes import CrashDesk
 from sm121.session.session import SelectedTests, Session, secrets_given
@@ -328,7 +328,7 @@ def _prepare_engine(session: Session) -> None:
 def _watch_attached(session: Session, attached: Server, profile: Profile) -> None:
     """Watch whether an attached server is alive, and its memory; keep a copy of its log."""
     run = session.run
-    line = targets.name_remark(attached, session.settings, profile)
+    line = attached_model.name_remark(attached, session.settings, profile)
     if line is not None:
         run.record.remark(line)
     life = AttachedLife(attached)

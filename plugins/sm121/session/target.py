@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast, get_args
 
@@ -13,17 +13,15 @@ from sm121.core import architecture, configuration, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import Node, Server
-from sm121.engines import attached_log, protocol, registry, served_model
-from sm121.engines.attached import another_model, attach, several_processes
+from sm121.engines import attached_log, protocol, registry
+from sm121.engines.attached import attach, several_processes
 from sm121.engines.detection import detect
 from sm121.evidence import kernel_path, requirement, signatures
 from sm121.evidence.kernel_path import KernelPath
-from sm121.machine import roofline
 from sm121.run.record import Target
+from sm121.session import attached_model
 from sm121.session.settings import Settings
 
-#: The keys of config.json that together distinguish one model from another.
-_SHAPE = ("hidden_size", "num_hidden_layers", "num_local_experts", "vocab_size")
 #: The packages that are needed to build the canary.
 _CANARY_NEEDS = ("torch", "safetensors", "openai_harmony")
 
@@ -232,7 +230,7 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
         if doubt is not None:
             server = dataclasses.replace(server, log=None, why_no_log=doubt.text)
     if settings.target.served_name is None:
-        _refuse_another_model(server, url, chosen)
+        attached_model.refuse_another(server, url, chosen)
     return server
 
 
@@ -242,74 +240,6 @@ def _log_name(log: Path, settings: Settings) -> str:
     if given is not None and given.log == log and given.log_name is not None:
         return given.log_name
     return f"--server-log {log}"
-
-
-def _names_of(server: Server) -> list[str]:
-    """Return the names of a server's model: served name, root, and the model in its proven log."""
-    names = [server.endpoint.served_name, server.root]
-    if server.log is not None and server.reader is not None:
-        names.append(kernel_path.read_log(server.log, server.reader).log.model)
-    return [name for name in names if name is not None]
-
-
-def _refuse_another_model(server: Server, url: str, chosen: Profile) -> None:
-    """Raise UsageError if the names or files of the server's model show another model.
-
-    This is only called if the command line does not name the model.
-    """
-    names = _names_of(server)
-    expected = chosen.model.served_name
-    known = {profile.load(name).model.served_name for name in profile.shipped()}
-    other = served_model.contradiction(names, expected, known)
-    if other is None and not any(served_model.is_named(name, expected) for name in names):
-        other = _of_another_shape(names, chosen)
-    if other is None:
-        return
-    serves = server.endpoint.served_name
-    if other != serves:
-        serves = f"{serves} ({other})"
-    refusal = another_model(url, expected, serves)
-    raise UsageError(f"{refusal}, or write a profile for it: sm121 init-profile --base-url {url}")
-
-
-def _of_another_shape(names: Sequence[str], chosen: Profile) -> str | None:
-    """Return the last name whose config.json shows another model than the profile's, or None."""
-    own = roofline.read_config(chosen.model.id)
-    if own is None:
-        return None
-    other = None
-    for name in names:
-        config = roofline.read_config(name)
-        if config is not None and _shape(config) != _shape(own):
-            other = name
-    return other
-
-
-def _shape(config: Mapping[str, object]) -> list[object]:
-    return [config.get(name) for name in _SHAPE]
-
-
-def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | None:
-    """Return the remark on an attached server whose names do not show the profile's model.
-
-    Args:
-        server: The server. It serves exactly one model.
-        settings: The settings of the run.
-        chosen: The profile of the run.
-
-    Returns:
-        The remark; None if a name shows the model, or if the user gave the name.
-    """
-    expected = chosen.model.served_name
-    if settings.target.served_name is not None:
-        return None
-    if any(served_model.is_named(name, expected) for name in _names_of(server)):
-        return None
-    return (
-        f"model: the only model of the server is {server.endpoint.served_name!r}, and it is "
-        f"judged as {expected}, although its name does not show that. --served-model-name NAME "
-        "requires a certain name"
-    )
 
 
 def configurations(
