@@ -1,16 +1,14 @@
 """Reports on a server that did not start, died or hangs: a crash bundle and an error."""
 
-from collections.abc import Mapping
-
 from pytest_llm_server import ServerFailed
 from sm121.core.waiting import until
-from sm121.engines import managed_evidence
-from sm121.engines.life import DYING_S
+from sm121.engines import life, managed_evidence
 from sm121.engines.managed import ManagedServer
-from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
-from sm121.evidence import cgroup, crash_bundle, death, failure, kernel_messages, remedies
+from sm121.engines.server_errors import ServerError, StartError
+from sm121.evidence import crash_bundle
 from sm121.evidence.crash_bundle import Redact
 from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_messages import KernelBefore
 
 
 def of_start(error: StartError) -> Cause:
@@ -19,15 +17,9 @@ def of_start(error: StartError) -> Cause:
     Args:
         error: The error of the start.
     """
-    hangs = isinstance(error, ServerTimedOut | ServerStalled)
-    if not hangs or error.cause.kind not in death.VAGUE:
-        return error.cause
-    return Cause(
-        kind="hang",
-        summary=error.what,
+    return error.cause_or_hang(
         owner="the engine; or the limit of the start is too low for this model",
         remedy="read the end of its log, and the stacks in the crash bundle",
-        lines=error.cause.lines,
     )
 
 
@@ -38,9 +30,8 @@ def of_death(managed: ManagedServer) -> Cause:
         managed: The server. Its process may exit some seconds after its engine. The function waits
             for this exit, because only then is the log complete.
     """
-    until(lambda: managed.launch.exit_status is not None, DYING_S)
-    logged = failure.classify(managed.launch.log, managed.launch.exit_status)
-    return remedies.for_engine(logged, managed.engine.name)
+    until(lambda: managed.launch.exit_status is not None, life.DYING_S)
+    return life.logged_cause(managed)
 
 
 def of_hang(summary: str) -> Cause:
@@ -63,7 +54,7 @@ def report(
     cause: Cause,
     *,
     test: str | None,
-    cgroup_before: Mapping[str, int] | str,
+    before: KernelBefore,
     redact: Redact,
 ) -> ServerFailed:
     """Write a crash bundle, and return the error for the test.
@@ -73,32 +64,16 @@ def report(
         what: What happened, without the cause.
         cause: The cause that the log shows.
         test: The id of the running test; None between two tests.
-        cgroup_before: The memory counters of the cgroup before the start.
+        before: The beginning of the run.
         redact: Removes secrets from a text.
     """
-    exits = managed.launch.exits()
-    kernel = kernel_messages.since(managed.launch.at)
-    cause = death.cause_of(
-        cause,
-        exits=exits,
-        kernel=kernel,
-        kills=cgroup.kills(cgroup_before),
-        pids=managed.launch.known_pids,
-    )
-    cause = remedies.for_engine(cause, managed.engine.name)
-    evidence = crash_bundle.Evidence(
-        cause=cause,
-        what=what,
-        test=test,
-        processes=managed_evidence.processes_of(managed),
-        kernel=kernel,
-        cgroup=crash_bundle.CgroupCounters(cgroup_before, cgroup.memory_events()),
-    )
-    managed_evidence.add(evidence, managed, version=None, secrets=managed.secrets)
+    evidence = managed_evidence.gather(managed, cause, what, before=before, secrets=managed.secrets)
+    evidence.test = test
     folder = managed.directory / crash_bundle.FOLDER
     try:
         bundle, _ = crash_bundle.write_somewhere(evidence, folder, redact)
         where = f"Crash bundle: {bundle}"
     except OSError as error:
         where = f"No crash bundle could be written: {error}"
-    return ServerFailed(redact(f"{ServerError(what, cause, managed.launch.log)}\n    {where}"))
+    failed = ServerError(what, evidence.cause, managed.launch.log)
+    return ServerFailed(redact(f"{failed}\n    {where}"))

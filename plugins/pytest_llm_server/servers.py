@@ -25,8 +25,8 @@ from sm121.engines.life import Dead, Life, ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import StartError
 from sm121.engines.starting import StartHooks, StartLimits
-from sm121.evidence import cgroup
 from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_messages import KernelBefore
 
 _log = logging.getLogger(__name__)
 #: A start counts as hung if the server neither logs nor uses the CPU for this many seconds.
@@ -73,7 +73,7 @@ class Servers:
         self._run_id = uuid.uuid4().hex[:12]
         self._lives: list[Life] = []
         self._attached: LlmServer | None = None
-        self._cgroup_before = cgroup.memory_events()
+        self._before = KernelBefore()
 
     def attach(self, url: str, option: Option) -> LlmServer:
         """Attach to the running server at an address. Only the first call probes it.
@@ -221,7 +221,7 @@ class Servers:
             what,
             cause,
             test=self._test(),
-            cgroup_before=self._cgroup_before,
+            before=self._before,
             redact=self.redact,
         )
 

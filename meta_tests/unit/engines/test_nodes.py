@@ -36,6 +36,7 @@ from sm121.engines import managed_evidence, nodes, ports, registry, server_error
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.evidence import crash_bundle
+from sm121.evidence.kernel_messages import KernelBefore
 from sm121.run.paths import KernelPaths
 
 
@@ -201,9 +202,9 @@ def test_the_bundle_of_a_hang_has_the_stacks_of_both_nodes(make):
     rank_1(server).send_signal(signal.SIGUSR1)
     state = ManagedLife(server).state()
     assert isinstance(state, Dead) and "serves no token within" in state.what
-    processes = managed_evidence.processes_of(server)
-    evidence = crash_bundle.Evidence(state.cause, state.what, processes=processes)
-    managed_evidence.add(evidence, server, version=None, secrets=())
+    evidence = managed_evidence.gather(
+        server, state.cause, state.what, before=KernelBefore(), secrets=()
+    )
     bundle = crash_bundle.write(evidence, server.directory / "crashes", str)
     assert "do_POST" in (bundle / "stacks.txt").read_text()
     assert "wait_for_ever" in (bundle / "node-1-stacks.txt").read_text()

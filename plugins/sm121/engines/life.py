@@ -125,10 +125,8 @@ class ManagedLife:
             return Dead(fault.what, fault.cause, time.monotonic(), fault.log)
         if end is None:
             return None
-        log = self.managed.launch.log
-        logged = classify(log, self.managed.launch.exit_status)
-        cause = remedies.for_engine(logged, self.managed.engine.name)
-        return Dead(end, cause, time.monotonic(), log)
+        cause = logged_cause(self.managed)
+        return Dead(end, cause, time.monotonic(), self.managed.launch.log)
 
     def after_failure(self) -> Alive | Dead:
         """Return whether the engine lives, after a request has failed.
@@ -229,6 +227,16 @@ class ManagedLife:
                 f"of the server's processes {listed} ended, and the server does not answer any more"
             )
         return None
+
+
+def logged_cause(managed: ManagedServer) -> Cause:
+    """Return the cause of a server's end that its log shows.
+
+    Args:
+        managed: The server.
+    """
+    logged = classify(managed.launch.log, managed.launch.exit_status)
+    return remedies.for_engine(logged, managed.engine.name)
 
 
 def _was_killed(entry: Mapping[str, Any], began: float) -> bool:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from sm121.core import errors
+from sm121.evidence import death
 from sm121.evidence.failure import Cause
 
 #: The maximum number of lines of the log in a message.
@@ -40,6 +41,19 @@ class ServerError(errors.Sm121Error):
 
 class StartError(ServerError):
     """The server did not become ready."""
+
+    def cause_or_hang(self, *, owner: str, remedy: str) -> Cause:
+        """Return the cause. If the start hung and the log shows no cause, it is a hang.
+
+        Args:
+            owner: The owner of a hang.
+            remedy: The remedy for a hang.
+        """
+        hung = isinstance(self, ServerTimedOut | ServerStalled)
+        if not hung or self.cause.kind not in death.VAGUE:
+            return self.cause
+        lines = self.cause.lines
+        return Cause(kind="hang", summary=self.what, owner=owner, remedy=remedy, lines=lines)
 
 
 class ServerExited(StartError):

@@ -70,7 +70,6 @@ class EngineProcesses:
         exit_status: The exit status of the server's first process; None if it is unknown.
         exits: The processes that have ended, each with its status.
         tree: The processes, as returned by `process_snapshot.snapshot`.
-        pids: The ids of all processes that the server had.
         stacks: The stack traces that were read before the processes were killed; empty if they
             still run.
         stacks_folder: The folder in which the processes can write their stack traces
@@ -80,7 +79,6 @@ class EngineProcesses:
     exit_status: int | None = None
     exits: list[dict[str, Any]] = field(default_factory=list)
     tree: list[dict[str, Any]] = field(default_factory=list)
-    pids: set[int] = field(default_factory=set)
     stacks: str = ""
     stacks_folder: Path | None = None
 

@@ -2,10 +2,12 @@
 
 import re
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sm121.core.data_file import named
+from sm121.evidence import cgroup
 from sm121.evidence.failure_tables import any_of, load_failures
 
 #: The programs that print the messages. Both print seconds since boot, like ``time.monotonic``.
@@ -24,6 +26,16 @@ _KILLED = re.compile(r"Killed process (\d+)")
 #: The maximum number of messages that are kept: the last ones, and as many important ones before
 #: them.
 _MOST_LINES = 4000
+
+
+@dataclass(frozen=True)
+class KernelBefore:
+    """The beginning of a run. Later messages of the Linux kernel may concern the run."""
+
+    #: The time, by ``time.monotonic``.
+    at: float = field(default_factory=time.monotonic)
+    #: The control group's memory events so far.
+    cgroup: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ If a new server is not sufficient, for example after a GPU error, later results 
 import errno
 import shlex
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,16 @@ from sm121.core.server import Node
 from sm121.engines import managed_evidence
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import ManagedServer
-from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
-from sm121.evidence import cgroup, crash_bundle, death, kernel_messages, remedies
+from sm121.engines.server_errors import ServerError, StartError
+from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
-from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence.kernel_messages import KernelBefore
 from sm121.run.events import Died
 from sm121.run.load import Load
 from sm121.run.machine_report import CrashReport
 from sm121.run.paths import metrics_file
 from sm121.run.record import RunRecord
 from sm121.run.servers import Servers
-from sm121.session.kernel_judge import KernelBefore
 from sm121.session.settings import Settings
 from sm121.stress.checks import OWNERS, UnderLoad
 
@@ -167,100 +166,74 @@ class CrashDesk:
         self, servers: Servers, test: str | None, error: Exception | Dead | None
     ) -> crash_bundle.Evidence:
         """Collect the evidence of an end, with its cause."""
-        record = self._record
         managed = _latest(servers)
-        is_dying = self._is_dying(servers, error)
-        kernel = self._kernel_messages(servers)
-        processes = managed_evidence.processes_of(managed)
-        cause = self._cause_at_end(servers, error, processes, kernel, is_dying=is_dying)
         if managed is not None:
-            cause = remedies.for_engine(cause, managed.engine.name)
-        evidence = crash_bundle.Evidence(
-            cause=cause,
-            what=_subject(error),
-            test=test,
-            processes=processes,
-            kernel=kernel,
-            cgroup=crash_bundle.CgroupCounters(self.before.cgroup, cgroup.memory_events()),
-            memory=self._memory(servers),
-            metrics=self._metrics(servers),
-            setup=crash_bundle.EngineSetup(debug=self._settings.engine.debug),
-            rerun=self._rerun(servers, test),
-        )
+            evidence = self._of_managed(servers, managed, error)
+        else:
+            evidence = self._of_attached(servers, error)
+        evidence.test = test
+        evidence.memory = self._memory(servers)
+        evidence.metrics = self._metrics(servers)
+        evidence.setup.debug = self._settings.engine.debug
+        evidence.rerun = self._rerun(servers, test)
         if self._load is not None:
             under_way = self._load.client.under_way()
             evidence.in_flight = [request.record() for request in under_way]
-        if managed is not None:
-            version = record.file.engine.version
-            managed_evidence.add(evidence, managed, version=version, secrets=record.secrets)
-        else:
-            self._add_attached(servers, evidence)
         return evidence
 
-    def _kernel_messages(self, servers: Servers) -> KernelMessages:
-        """The kernel's messages since the server's start, or since the run's."""
-        since = self.before.at
-        managed = _latest(servers)
-        if managed is not None and managed.launch.at:
-            since = managed.launch.at
-        if servers.pool is None:
-            return kernel_messages.since(since, ())
-        return kernel_messages.since(since, servers.pool.start_spans)
-
-    def _cause_at_end(
-        self,
-        servers: Servers,
-        error: Exception | Dead | None,
-        processes: crash_bundle.EngineProcesses,
-        kernel: KernelMessages,
-        *,
-        is_dying: bool,
-    ) -> Cause:
-        """Find the cause from the error, the processes, the kernel messages and the nodes' logs."""
+    def _of_managed(
+        self, servers: Servers, managed: ManagedServer, error: Exception | Dead | None
+    ) -> crash_bundle.Evidence:
+        """Collect the evidence of the end of a server that the suite started."""
+        is_dying = self._is_dying(servers, managed, error)
+        cause = self._cause(servers, error, dead=managed if is_dying else None)
+        is_refined = is_dying or isinstance(error, ServerError | Dead)
         if servers.aborted is not None:
-            return Cause(
-                kind="memory_floor",
-                summary=servers.aborted[1],
-                owner=OWNERS["memory_floor"],
-            )
-        managed = _latest(servers)
-        dead = managed if is_dying else None
-        cause = self._cause(error, dead, processes.tree)
-        fault = managed.fault() if managed is not None else None
-        is_death = isinstance(error, ServerError) or (managed and isinstance(error, Dead))
-        if fault is not None:
+            is_refined = False
+        elif (fault := managed.fault()) is not None:
             cause = fault.cause
-        elif is_death or is_dying:
-            cause = death.cause_of(
-                cause,
-                exits=processes.exits,
-                kernel=kernel,
-                kills=cgroup.kills(self.before.cgroup),
-                pids=processes.pids,
-            )
-        spans = servers.attached.nodes if servers.attached is not None else ()
-        if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
-            return _by_logs(cause, spans)
-        return cause
+            is_refined = False
+        return managed_evidence.gather(
+            managed,
+            cause,
+            _subject(error),
+            before=self.before,
+            starts=_starts(servers),
+            secrets=self._record.secrets,
+            version=self._record.file.engine.version,
+            is_refined=is_refined,
+        )
 
-    def _add_attached(self, servers: Servers, evidence: crash_bundle.Evidence) -> None:
+    def _of_attached(
+        self, servers: Servers, error: Exception | Dead | None
+    ) -> crash_bundle.Evidence:
+        """Collect the evidence of an end in a run that has started no server."""
+        cause = self._cause(servers, error)
+        nodes = servers.attached.nodes if servers.attached is not None else ()
+        may_be_dead = isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")
+        if servers.aborted is None and may_be_dead:
+            cause = _by_logs(cause, nodes)
+        evidence = crash_bundle.Evidence(
+            cause=cause,
+            what=_subject(error),
+            kernel=kernel_messages.since(self.before.at, _starts(servers)),
+            cgroup=crash_bundle.CgroupCounters(self.before.cgroup, cgroup.memory_events()),
+            missing={"tree": _ATTACHED, "exits": _ATTACHED},
+            nodes={f"node-{node.rank}": (node.log, {"node": str(node)}) for node in nodes[1:]},
+        )
         given = self._settings.attached
-        evidence.log = given.log if given is not None else None
-        evidence.missing = {"tree": _ATTACHED, "exits": _ATTACHED}
+        if given is not None:
+            evidence.log = given.log
         if evidence.log is None:
             evidence.missing["log"] = "not known; give --server-log"
-        evidence.nodes = {}
-        if servers.attached is not None:
-            for node in servers.attached.nodes[1:]:
-                evidence.nodes[f"node-{node.rank}"] = (node.log, {"node": str(node)})
+        return evidence
 
-    def _is_dying(self, servers: Servers, error: Exception | Dead | None) -> bool:
-        managed = _latest(servers)
+    def _is_dying(
+        self, servers: Servers, managed: ManagedServer, error: Exception | Dead | None
+    ) -> bool:
         life = servers.life
         if not isinstance(life, ManagedLife):
-            if managed is None or managed.launch.was_stopped:
-                return False
-            return managed.launch.exit_status is not None
+            return not managed.launch.was_stopped and managed.launch.exit_status is not None
         lost = isinstance(error, UnderLoad) and error.kind in _MAY_BE_DYING
         wait_s = 0.0
         if lost or isinstance(error, ServerError | Dead):
@@ -305,25 +278,29 @@ class CrashDesk:
         record.say("crash", printable(record.redact(line)))
 
     def _cause(
-        self, error: Exception | Dead | None, dead: ManagedServer | None, tree: list[dict[str, Any]]
+        self,
+        servers: Servers,
+        error: Exception | Dead | None,
+        *,
+        dead: ManagedServer | None = None,
     ) -> Cause:
-        if isinstance(error, ServerTimedOut | ServerStalled) and error.cause.kind in death.VAGUE:
+        """Find the cause from the error, and from the log of a managed server that is dead."""
+        if servers.aborted is not None:
             return Cause(
-                kind="hang",
-                summary=_subject(error),
+                kind="memory_floor",
+                summary=servers.aborted[1],
+                owner=OWNERS["memory_floor"],
+            )
+        if isinstance(error, StartError):
+            return error.cause_or_hang(
                 owner=OWNERS["hang"],
                 remedy="read stacks.txt of the bundle, then run again with --engine-debug",
-                lines=error.cause.lines,
             )
         if isinstance(error, ServerError | Dead):
             return error.cause
         if dead is not None:
             return classify(dead.launch.log, dead.launch.exit_status)
-        stopped = []
-        for process in tree:
-            if process["status"] == "stopped":
-                stopped.append(f"{process['name']} ({process['pid']})")
-        aside = f"; stopped by a signal: {', '.join(stopped)}" if stopped else ""
+        aside = _stopped_by_a_signal(_latest(servers))
         if isinstance(error, UnderLoad):
             faults = [self._record.redact(str(fault)) for fault in error.faults]
             return Cause(
@@ -382,6 +359,21 @@ class CrashDesk:
 def _latest(servers: Servers) -> ManagedServer | None:
     """The server that the suite started last; None if it starts none, or has not yet."""
     return servers.pool.latest if servers.pool is not None else None
+
+
+def _starts(servers: Servers) -> Sequence[tuple[float, float]]:
+    return servers.pool.start_spans if servers.pool is not None else ()
+
+
+def _stopped_by_a_signal(managed: ManagedServer | None) -> str:
+    """Return the end of a summary that names stopped processes; empty if none is stopped."""
+    if managed is None:
+        return ""
+    stopped = []
+    for process in managed.launch.look_at_tree():
+        if process["status"] == "stopped":
+            stopped.append(f"{process['name']} ({process['pid']})")
+    return f"; stopped by a signal: {', '.join(stopped)}" if stopped else ""
 
 
 def _stop_crashed(servers: Servers, evidence: crash_bundle.Evidence) -> None:

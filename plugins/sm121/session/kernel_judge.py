@@ -1,13 +1,12 @@
 """Judges the messages that the Linux kernels of a server's machines logged during a run."""
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sm121.core import architecture
 from sm121.engines.attached_processes import AttachedProcesses
 from sm121.evidence import cgroup, kernel_messages, silent_errors
-from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence.kernel_messages import KernelBefore, KernelMessages
 from sm121.run import server_decisions
 from sm121.run.run import Run
 
@@ -15,16 +14,6 @@ _NO_MEMORY_AT_START = (
     "the NVIDIA driver could not allocate memory during a start that succeeded: a GB10 logs "
     "NV_ERR_NO_MEMORY at healthy starts, too (vllm#56824)"
 )
-
-
-@dataclass(frozen=True)
-class KernelBefore:
-    """The beginning of a run. Later messages of the Linux kernel may concern the run."""
-
-    #: The time, by ``time.monotonic``.
-    at: float = field(default_factory=time.monotonic)
-    #: The control group's memory events so far.
-    cgroup: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
 
 
 @dataclass
