@@ -19,6 +19,7 @@ from meta_tests.fakes import scripted_sessions
 from meta_tests.fakes.stored_run_events import require_same
 from meta_tests.folders import FAKES
 from sm121.cli import main
+from sm121.core.errors import UsageError
 from sm121.core.json_text import json_text
 from sm121.core.verdict import Verdict
 from sm121.report import merging
@@ -354,12 +355,28 @@ def test_workers_and_one_run_are_equal(runs, tmp_path):
     assert {test.id: test.verdict for test in with_workers.tests} == expected
 
 
-def test_a_shard_without_tests_says_so(run_pytest, fault_server):
+def test_a_shard_without_tests_is_merged_if_it_is_of_the_same_run(
+    start_pytest, fault_server, tmp_path
+):
     """Tests of one server are not divided, so that the other shards have none."""
     asked = ("--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health")
-    status, run = run_pytest(*asked, "--shard=2/2")
-    assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
-    assert "shard 2/2 has none of the 1 tests" in run.output
+
+    def shard(name: str, status: int, *options: str) -> Path:
+        report = tmp_path / name
+        run = start_pytest(*asked, *options, f"--report-dir={report}")
+        assert run.wait() == status, run.output
+        return report
+
+    tested = shard("tested", 0, "--shard=1/2")
+    empty = shard("empty", 5, "--shard=2/2")
+    file = stored_run.file_of(empty)
+    assert file.verdict == "NOT_RUN" and file.fingerprint is not None
+    assert "shard 2/2 has none of the 1 tests, because tests of one server" in file.reason
+    merged = merging.write(merging.read_shards([tested, empty]), tmp_path / "merged")
+    assert (merged.verdict, merged.finished) == (Verdict.PASS, True)
+    other = shard("other", 5, "--shard=2/2", "--rounds=7")
+    with pytest.raises(UsageError, match=r"another .*rounds"):
+        merging.read_shards([tested, other])
 
 
 def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):

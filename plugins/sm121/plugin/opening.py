@@ -179,15 +179,13 @@ def _names_report_anywhere(config: pytest.Config) -> bool:
 def _nothing_selected(config: pytest.Config) -> str | None:
     """Why no test of a level is selected by ``-k``, ``-m`` or ``--deselect``.
 
-    None without these options, and in a worker, which may have no test.
+    None without these options, in a worker, which may have no test, and in a shard if the other
+    shards have the tests. Such a shard reads the server and the machine like the others, so that
+    a merge can compare its fingerprint.
     """
     settings = config.stash[SETTINGS]
-    shard = config.stash.get(SHARD, None)
-    if shard is not None and settings.worker is None:
-        return (
-            f"shard {shard.index}/{shard.of} has none of the {len(shard.tests)} tests, because "
-            "tests of one server are not divided"
-        )
+    if SHARD in config.stash and config.stash[SHARD].tests:
+        return None
     words = {"-k": config.getoption("keyword", ""), "-m": config.getoption("markexpr", "")}
     given = " ".join(f"{option} {word!r}" for option, word in words.items() if word)
     if not given:
