@@ -142,7 +142,7 @@ def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Prog
         drafter.mkdir()
         _write_weights(drafter / "model.safetensors", drafter_tensors())
         (drafter / "config.json").write_bytes(read_data("checkpoint/eagle3.json"))
-        # The same tokens as gpt-oss's end the generation: <|return|>, <|endoftext|> and <|call|>.
+        # As in gpt-oss, these tokens end the generation: <|return|>, <|endoftext|> and <|call|>.
         (work / "generation_config.json").write_bytes(
             read_data("checkpoint/generation_config.json")
         )

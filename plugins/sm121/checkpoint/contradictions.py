@@ -76,7 +76,7 @@ class _Matrix:
         if self.is_float or self.formats is None:
             return False
         if not self.weight.is_described and self.formats:
-            return False  # it may have the format of the label, in a form that no row describes
+            return False  # the matrix may have the label's format in a form that no row describes
         return self.weight.format not in self.formats
 
     @property

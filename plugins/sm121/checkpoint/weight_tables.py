@@ -34,10 +34,10 @@ class PartRow(DataTable):
     """A part of a model."""
 
     id: str
-    #: A pattern that occurs in the names of its modules.
+    #: A pattern that occurs in the names of the part's modules.
     pattern: Regex
     read: Read
-    #: Whether labels apply to its matrices.
+    #: Whether quantisation labels apply to the part's matrices.
     linear: bool
 
 

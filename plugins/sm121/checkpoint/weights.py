@@ -38,11 +38,11 @@ class Weight:
     format: str | None
     #: False for a matrix whose format checkpoint.toml does not describe.
     is_described: bool
-    #: Whether it has scales in a form that checkpoint.toml describes.
+    #: Whether the weight has scales in a form that checkpoint.toml describes.
     has_scale: bool
     #: The tensor with the values, without scales and zero points.
     main: Tensor
-    #: The number of values, if it is known.
+    #: The number of the weight's values, if it is known.
     values: int
     #: The size of all tensors of the module, in bytes.
     size: int
