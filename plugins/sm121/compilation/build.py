@@ -124,7 +124,7 @@ def without_architectures(arguments: Sequence[str]) -> list[str]:
     words = iter(arguments)
     for word in words:
         if word in _ARCHITECTURE_OPTIONS:
-            next(words, None)  # its value
+            next(words, None)  # skip the option's value
         elif not word.startswith(joined):
             remaining.append(word)
     return remaining

@@ -135,7 +135,8 @@ def _fatbins(data: mmap.mmap, path: Path) -> Iterator[Image]:
         end = at + 4
         if at + _FATBIN_HEADER_BYTES <= len(data):
             _, version, header, size = _FATBIN_HEADER.unpack_from(data, at)
-            # The four bytes also occur in ordinary code; only a container has this header.
+            # The four bytes of the magic number also occur in ordinary code, but only a container
+            # has this header.
             if version == 1 and header == _FATBIN_HEADER_BYTES:
                 end = at + header + size
                 if end > len(data):

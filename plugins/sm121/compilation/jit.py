@@ -41,7 +41,8 @@ _PRECOMPILED = {
     "flashinfer_cubin": "flashinfer-cubin",
     "flashinfer_jit_cache": "flashinfer-jit-cache",
 }
-#: Packages, each with those of its requirements that must have exactly the required release.
+#: For each package, those of its requirements that must be installed in exactly the required
+#: release.
 _OF_ONE_TIME = {
     "torchvision": ("torch",),
     "torchaudio": ("torch",),
