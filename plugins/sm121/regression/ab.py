@@ -178,7 +178,7 @@ class MetricOfStart:
 class Visit:
     """One start of a side, or one measurement of its running server; with the results."""
 
-    #: "A" or "B".
+    #: The side of the comparison, "A" or "B".
     side: str
     metrics: dict[str, MetricOfStart] = field(default_factory=dict)
     #: The kernel path that the log shows; empty without a log.

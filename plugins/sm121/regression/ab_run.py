@@ -56,14 +56,15 @@ class AbRun:
     plan: Plan
     #: Returns the server of a side that has a URL.
     attach: Callable[[Side], Server]
-    #: Reads the machine's state after the last visit.
+    #: Reads the machine's state after the last visit (a visit is one start and measurement of a
+    #: side).
     look_at_box: Callable[[], BoxReport] = BoxReport
     pairs: int = 3
     #: The hypothesis on the feature that B adds.
     hypothesis: Hypothesis | None = None
     #: Why no server can be started.
     obstacle: str | None = None
-    #: Measures the price of a server's rounding.
+    #: Measures the accuracy cost of a server's rounding.
     price: Callable[[Server], Mapping[str, MetricOfStart]] = _no_prices
     visits: list[Visit] = field(default_factory=list)
 
@@ -71,9 +72,9 @@ class AbRun:
     _ended: list[Change] | Exception | None = None
     #: The state of the machine while the pairs were measured, read after the last visit.
     _box: BoxReport = field(default_factory=BoxReport)
-    #: By side: the prices, which are the same for each start.
+    #: The accuracy costs of each side, which are the same for each of its starts.
     _prices: dict[str, Mapping[str, MetricOfStart]] = field(default_factory=dict)
-    #: Compares each side's server with that of the side's first visit.
+    #: Compares each side's server with the server of the side's first visit.
     watch: SideWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -200,7 +201,8 @@ class AbRun:
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")
         outcomes, undecided = self._outcomes_or_why_none()
-        self.run.record.file.judge()  # the levels, by the tests that have ended
+        # Compute the verdicts of the levels from the tests that have ended.
+        self.run.record.file.judge()
         answers = self._evaluate(chosen.criteria, outcomes, undecided)
         gate = self._evaluate(_gate_criteria(chosen), outcomes, undecided)
         results = [*answers, *gate]
@@ -260,7 +262,7 @@ class AbRun:
         try:
             self._measure_visit(visit, side)
         except Undecided:
-            self.visits.append(visit)  # for the record
+            self.visits.append(visit)  # the record contains this visit, too
             raise
         except ServerError as error:
             visit.failure = self.run.record.redact(str(error).splitlines()[0])
@@ -288,7 +290,7 @@ class AbRun:
             visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
         visit.metrics.update(self._memory(memory))
         visit.failure = self.watch.forgotten(name, server)
-        self._check(visit, server, side)  # a fallback may come with the first request
+        self._check(visit, server, side)  # a log may show a fallback only after the first request
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
         """Raise Invalid if the server differs from its side's configuration or first visit.

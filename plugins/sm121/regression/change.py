@@ -49,7 +49,7 @@ class Change:
     verdict: Verdict = Verdict.NOT_RUN
     #: The comparison in words, without the name of the metric.
     words: str = ""
-    #: A remark for the reader.
+    #: A remark for the reader of the report.
     note: str = ""
     #: How much worse B is, in ``unit``, for a metric that is not judged by its ratio.
     difference: float | None = None

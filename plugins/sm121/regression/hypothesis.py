@@ -373,12 +373,12 @@ def _evaluate_metric(
     high = outcome.ci_high
     note = outcome.text
     verdict = Verdict.INCONCLUSIVE
-    if low is not None and high is not None:  # otherwise too few pairs for an interval
+    if low is not None and high is not None:  # otherwise there are too few pairs for an interval
         if bound.name == "difference_at_most":
             difference = difference_of_pairs(visits, metric, looks)
             low = difference.low
             high = difference.high
-            assert low is not None and high is not None  # as for the ratio
+            assert low is not None and high is not None  # set, as for the ratio
             note = (
                 f"B - A = {number(difference.value)} [{number(low)}, {number(high)}] {outcome.unit}"
             )

@@ -19,11 +19,11 @@ class SideWatch:
 
     run: Run
     sides: tuple[Side, Side]
-    #: By side: watches the process at the side's URL since the first visit.
+    #: For each side with a URL, watches the process there since the first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
-    #: By side: reads the log of the side's server.
+    #: For each side, reads the log of its server.
     _errors: dict[str, ErrorReader] = field(default_factory=dict)
-    #: The prompts that A continued correctly at its first visit.
+    #: The prompts that side A continued correctly at its first visit.
     _answered: frozenset[str] | None = None
 
     def forgotten(self, name: str, server: Server) -> str | None:

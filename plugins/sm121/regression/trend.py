@@ -292,7 +292,8 @@ def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
     """
     if min(len(now.samples), len(before.samples)) < 2:
         return None
-    from scipy import stats  # takes half a second; only runs that compare need it
+    # Imported here, because it takes half a second, and only runs that compare need it.
+    from scipy import stats
 
     alternative = "less" if now.higher_is_better else "greater"
     method = "exact" if len(now.samples) + len(before.samples) <= _EXACT else "asymptotic"
@@ -310,7 +311,8 @@ def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
     if _is_percentile(now):
         return True
     few, many = sorted((len(now.samples), len(before.samples)))
-    # Compared as integers: with a thousand samples the number of orders is too large for a float.
+    # Compare integers, because with a thousand samples the number of orders is too large for a
+    # float.
     return comb(few + many, few) <= round(1.0 / _SIGNIFICANT)
 
 
@@ -350,7 +352,8 @@ def _risk_by_scatter(now: StoredMetric, earlier: Sequence[StoredMetric]) -> floa
         distance = -distance
     if spread == 0.0:
         return 0.0 if distance > 0 else 1.0
-    from scipy import special  # a tenth of a second, and only runs that compare need it
+    # Imported here, because it takes a tenth of a second, and only runs that compare need it.
+    from scipy import special
 
     scale = spread * np.sqrt(1.0 + 1.0 / len(levels))
     return float(special.stdtr(len(levels) - 1, -distance / scale))
