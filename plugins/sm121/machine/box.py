@@ -95,7 +95,7 @@ class Reading(data_file.Record):
     others: list[str] = Field(default_factory=list)
     #: Processes outside the run on the GPU; null without NVML, or if they cannot be attributed.
     gpu_others: list[int] | None = None
-    #: Processes on the GPU, if none is known to be the server's, but some may be; else null.
+    #: Processes on the GPU, if it is unknown which of them are the server's; else null.
     gpu_unattributed: list[int] | None = None
     seconds: float
     #: The reason why the device could not be measured.

@@ -16,8 +16,8 @@ from sm121.machine.box import BoxState, Device, Reading
 #: The share of samples with a power cap above which the cap is a defect. A cap only at the start of
 #: a load is harmless.
 _MOSTLY = 0.5
-#: The share of the required SM clock below which a power limit is no explanation. Of 2,050 MHz, a
-#: GB10 has 1,890 MHz at 100 W, and 799 MHz in its stuck state.
+#: The share of the required SM clock below which a power limit is no explanation. Instead of the
+#: required 2,050 MHz, a GB10 has 1,890 MHz at 100 W, and 799 MHz in its stuck state.
 _STUCK = 0.5
 
 
@@ -27,7 +27,8 @@ class BoxJudgement:
 
     state: BoxState
     reason: str
-    #: The invalid verdicts on timings. If the machine only became faster, PASS stays valid.
+    #: The verdicts on timings that the state of the machine makes invalid. If the machine only
+    #: became faster, PASS stays valid.
     refuted: frozenset[verdict.Verdict] = frozenset()
     #: The first thing to do if the machine is DEGRADED.
     remedy: str | None = None

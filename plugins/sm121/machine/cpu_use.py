@@ -34,7 +34,8 @@ class CpuUse:
             own: Returns the processes of the run, besides this process and its children.
         """
         times = psutil.cpu_times()
-        # guest is already in user; time stolen by the hypervisor also counts as used by others.
+        # The time `guest` is already contained in `user`. Time stolen by the hypervisor also counts
+        # as used by others.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
         busy = sum(float(getattr(times, name, 0.0)) for name in names)
         each: dict[int, tuple[str, float]] = {}

@@ -25,7 +25,8 @@ def measures(level: str, fixtures: Collection[str]) -> bool:
         level: The level of the test.
         fixtures: The names of its fixtures.
     """
-    is_benchmark = "benchmark" in fixtures and "price_of_rounding" not in fixtures  # not timed
+    # A test of the accuracy cost measures no time.
+    is_benchmark = "benchmark" in fixtures and "price_of_rounding" not in fixtures
     return level in _TIMED_LEVELS or is_benchmark
 
 

@@ -41,8 +41,8 @@ class _File(DataTable):
 
     #: The bits per element, by format.
     bits: dict[str, float]
-    #: By a pattern for the name of the experts' backend: the multiples to which the backend pads
-    #: the hidden and the intermediate size.
+    #: For each pattern for the name of the experts' backend, the multiples to which the backend
+    #: pads the hidden and the intermediate size.
     padding: dict[str, tuple[int, int]]
 
 

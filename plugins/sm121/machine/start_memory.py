@@ -57,7 +57,7 @@ class MachineMemory:
     #: The unused memory, without the page cache.
     free: float
     cached: float
-    #: Descriptions of processes that use much of it.
+    #: Descriptions of processes that use much memory.
     holders: tuple[str, ...] = ()
 
     @classmethod

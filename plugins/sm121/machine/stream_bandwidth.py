@@ -150,7 +150,8 @@ def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
     numpy releases the interpreter lock while it reads. With few cores, one thread can be faster
     than a pool of threads.
     """
-    buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)  # written, so pages are mapped
+    # Write the pages, so that they are mapped.
+    buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)
     parts = np.array_split(buffer, threads)
     with ThreadPoolExecutor(threads) as pool:
 
@@ -168,7 +169,8 @@ def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
             best = read_together
         passes = max(1, int(np.ceil(_SHORTEST_S / max(_seconds(best, 1), 1e-7))))
         samples: tuple[float, ...] = ()
-        # Threads may share a core for a fraction of a second; the fastest attempt is used.
+        # Make several attempts, because threads may share a core for a fraction of a second. The
+        # fastest attempt is used.
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE_S)
@@ -209,7 +211,7 @@ def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
     samples: tuple[float, ...] = ()
     method = ""
     for name, kernel in kernels.items():
-        # The second kernel is tried while the clocks are still at the level of the first one.
+        # Try the second kernel while the clocks are still at the level of the first one.
         if not samples or size_gb / gpu_second(torch, kernel) > np.median(samples):
             method = name
             samples = tuple(size_gb / duration_s for duration_s in gpu_seconds(torch, kernel))

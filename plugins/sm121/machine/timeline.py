@@ -38,8 +38,9 @@ class TimelineSample:
     cache_usage: float | None
     running: float | None
     waiting: float | None
-    #: Memory that changes only by the server's own processes: as `pss_bytes`, but pages of files
-    #: count in full, because other programs that start or end change the share of a library.
+    #: The memory that only the server's own processes can change. It is like `pss_bytes`, but pages
+    #: of files count in full, because other programs that start or end change the server's share of
+    #: a library.
     held_bytes: int | None = None
 
 
@@ -81,7 +82,8 @@ class ServerDeviceMemory:
                 f"NVML shows {count} GPUs, but not how much of their memory the server uses"
             )
             return None
-        # In a container, NVML's pids differ. Other processes may use some of the memory.
+        # In a container, NVML's pids differ, so the value is that of the whole GPU. Other processes
+        # may use some of this memory.
         self.source = "NVML, of the whole GPU"
         return reading.used[0]
 
@@ -144,7 +146,7 @@ class Timeline(threading.Thread):
                 rollup = _bytes_in(Path(f"/proc/{process.pid}/smaps_rollup"))
                 status = _bytes_in(Path(f"/proc/{process.pid}/status"))
                 pss += rollup.get("Pss", 0)
-                if "Pss_Anon" in rollup:  # since Linux 5.4
+                if "Pss_Anon" in rollup:  # this line exists since Linux 5.4
                     held += rollup["Pss_Anon"] + rollup["Pss_Shmem"] + status.get("RssFile", 0)
                 handles += process.num_fds() + process.num_threads()
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
