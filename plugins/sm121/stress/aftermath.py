@@ -77,7 +77,7 @@ def not_idle(endpoint: Endpoint) -> checks.Fault | None:
 @dataclass(frozen=True)
 class _Zombie:
     pid: int
-    #: The name and the pid of its parent.
+    #: The name and the pid of the zombie's parent.
     parent: str
 
 

@@ -139,7 +139,8 @@ class Afterwards:
         began = time.monotonic()
         rounds = 0
         while self._has_no_sample() or _undecided(self._growths):
-            # Only count rounds with enough samples: a fast server ends a load within a few samples.
+            # Count only rounds with enough samples, because a fast server ends a load within a few
+            # samples.
             if all(item.samples >= growth.LEAST_EVEN_SAMPLES for item in self._growths):
                 rounds += 1
             if rounds >= _MEMORY_ROUNDS or time.monotonic() - began > _MEMORY_WITHIN_S:

@@ -25,7 +25,7 @@ class FaultKinds(data_file.DataTable):
 
 
 _KINDS = data_file.load("stress/faults.toml", FaultKinds)
-#: By kind of fault: the component that causes it, or what to examine.
+#: For each kind of fault, the component that causes it, or what to examine.
 OWNERS = _KINDS.owners
 #: Maximum number of faults in the text of an error.
 _SHOWN_FAULTS = 3
@@ -125,7 +125,7 @@ def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) 
     if outcome.problem is not None and outcome.problem[0] == "stopped":
         return None
     if outcome.problem is None and outcome.status is not None and outcome.status >= 500:
-        # The status is a fault even if the client disconnected.
+        # This status is a fault even if the client disconnected.
         return Fault("http_5xx", f"{where}: status {outcome.status}")
     if job.behaviour == "bad":
         return _check_refusal(outcome, where)

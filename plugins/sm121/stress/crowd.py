@@ -22,7 +22,8 @@ from sm121.stress.checks import Fault, UnderLoad
 from sm121.stress.crowded_samples import CrowdedSamples, SampleJob
 from sm121.stress.shapes import Shapes
 
-#: The minimum number of requests, by the size of the crowd as a multiple of the server's slots.
+#: The minimum number of requests of a crowd. The keys are the sizes of the crowd, as multiples of
+#: the server's slots.
 TIMES = {2: 40, 10: 64}
 #: Maximum number of requests: by default a process may open 1,024 files.
 _AT_MOST = 512
@@ -129,7 +130,7 @@ class Crowd:
     tokens: int
     samples: CrowdedSamples
     refused: dict[str, str] = field(default_factory=dict)
-    #: The allowed texts of a structured answer, by the job's name.
+    #: The allowed texts of a structured answer. The keys are the names of jobs.
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
     #: The kinds whose options change the greedy answer, so that only texts can be compared.
     _changed_kinds: set[str] = field(default_factory=set)

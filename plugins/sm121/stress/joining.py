@@ -16,7 +16,7 @@ from sm121.core.verdict import Inconclusive, NotRun
 from sm121.measure import counters
 from sm121.stress.shapes import Shapes
 
-#: Range of the numbers of new tokens in the prompts that crashed that build.
+#: Range of the numbers of new tokens in the prompts that crashed the build of the GB10 effort.
 SHORTEST = 320
 LONGEST = 643
 #: Number of tokens of the answer to a prompt that only joins.

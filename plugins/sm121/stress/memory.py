@@ -24,8 +24,8 @@ HANDLES = "open handles and threads"
 _PROCESSES = "bytes of the processes"
 _DEVICE = "bytes of the device"
 _MACHINE = "bytes of the machine"
-#: The limit over the steady part is at least this, since a fraction of a small process's memory is
-#: very little.
+#: The limit over the steady part is at least this, because a fraction of a small process's memory
+#: is very little.
 _LEAST_GROWTH_BYTES = 64 << 20
 _LEAST_GROWTH_HANDLES = 20.0
 #: Growth by less than this over a load is attributed to the heap, even if it is steady.

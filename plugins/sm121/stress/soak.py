@@ -43,7 +43,7 @@ class SoakRound:
     """One round of a soak."""
 
     number: int
-    #: When it began, in seconds since the sampling of the server began.
+    #: When the round began, in seconds since the sampling of the server began.
     at_s: float
     requests: int
     tokens: int
