@@ -28,7 +28,7 @@ _Fraction = Annotated[float, Field(ge=0, lt=1)]
 class ExpectedEvidence(DataTable):
     """The evidence that a value is in force."""
 
-    #: By field of the kernel path, a pattern for the whole observed value, ignoring case.
+    #: For each field of the kernel path, a pattern for the whole observed value, ignoring case.
     path: dict[str, Pattern] = Field(default_factory=dict)
     #: Patterns that must match a line of the log.
     must_see: tuple[Pattern, ...] = ()
@@ -88,19 +88,20 @@ class AxisValue(DataTable):
     """One value of an axis."""
 
     settings: tuple[Setting, ...] = ()
-    #: For engines without a matching setting: the reason, and what to do instead.
+    #: The reason why engines without a matching setting lack the value, and what to do instead.
     not_applicable: str | None = None
     expected: ExpectedEvidence = ExpectedEvidence()
-    #: The reason if no evidence shows the value: the engine may silently fall back.
+    #: The reason if no evidence shows the value, so that the engine may silently fall back.
     unproven: Annotated[str, Field(min_length=3)] | None = None
     #: Fallbacks in the log (ids of ``fixtures/signatures``) that are normal with the value.
     fallbacks: tuple[str, ...] = ()
-    #: Bounds on how the answers with the value differ. None: those of the baseline's dtype.
+    #: Bounds on how answers with the value differ. If None, the bounds of the baseline's dtype
+    #: apply.
     bound: level_settings.GoldenBound | None = None
     #: Whether the answers with the value are also compared with the oracle, which rounds as the
     #: server does.
     oracle: bool = False
-    #: How much slower than the baseline the value may be. None: the profile's threshold.
+    #: How much slower than the baseline the value may be. If None, the profile's threshold applies.
     may_be_slower: _Fraction | None = None
 
     @model_validator(mode="before")
@@ -148,9 +149,9 @@ class Axis(DataTable):
 class Incompatible(DataTable):
     """Values that are known not to work together."""
 
-    #: One value or several alternatives, by axis.
+    #: For each axis, one value or several alternatives.
     when: dict[str, str | tuple[str, ...]] = Field(min_length=1)
-    #: The engine. None: all engines.
+    #: The engine to which the rule applies; None for all engines.
     engine: str | None = None
     #: The releases, as a specifier of PEP 440; empty: all releases.
     versions: Versions = ""
@@ -173,7 +174,7 @@ class Incompatible(DataTable):
 class Named(DataTable):
     """A cell that is in every plan."""
 
-    #: The values by axis; axes that are not listed have their baseline's value.
+    #: The value of each listed axis. Other axes have their baseline's value.
     values: dict[str, str]
     source: str = Field(min_length=3)
 

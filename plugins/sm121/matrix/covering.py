@@ -16,10 +16,10 @@ from sm121.core.errors import OptionError, Sm121Error
 from sm121.matrix.axes import Cell, Choice, Incompatible, label
 from sm121.matrix.space import Space, identity
 
-#: The number of axes whose values are combined in all ways; ``full``: all cells; ``none``: only the
-#: baseline.
+#: The number of axes whose values are combined in all ways. ``full`` stands for all cells, ``none``
+#: for the baseline alone.
 Strength = int | Literal["full", "none"]
-#: The number of random orders to try, by strength; the smallest resulting array is used.
+#: The number of random orders to try for each strength. The smallest resulting array is used.
 _TRIES = {1: 8, 2: 24, 3: 1}
 
 
@@ -50,7 +50,7 @@ class Planned:
     """A cell of the plan."""
 
     cell: dict[str, str]
-    #: The reasons why it is in the plan.
+    #: The reasons why the cell is in the plan.
     why: tuple[str, ...]
 
 
@@ -80,9 +80,9 @@ class _Addition:
     """A cell in addition to the array."""
 
     name: str
-    #: The values that it sets; other axes have the baseline's value.
+    #: The values that the cell sets; other axes have the baseline's value.
     values: dict[str, str]
-    #: Whether it combines two features.
+    #: Whether the cell combines two features.
     of_features: bool
 
 
@@ -188,7 +188,7 @@ class _Builder:
             reason = f"tried without {', '.join(ignored)}, which is not applicable here"
             self._absent[addition.name] = reason
         cell = {**space.baseline, **applicable}
-        if addition.of_features:  # with the other values that the two features need
+        if addition.of_features:  # add the other values that the two features need
             cell = space.completion(applicable) or cell
         rule = space.excluded(cell)
         if rule is not None:

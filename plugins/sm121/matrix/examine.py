@@ -82,7 +82,7 @@ class _Sample:
     """A measured rate."""
 
     rate: CellRate
-    #: The reasons why it is invalid; empty if it is valid.
+    #: The reasons why the rate is invalid; empty if it is valid.
     invalid: str
     #: Whether requests failed.
     failed: bool
@@ -122,7 +122,7 @@ class Examiner:
     oracles: Path = Path(".cache/oracle")
     _steps: list[CellStep] = field(default_factory=list)
     _step: StepName = "start"
-    #: Logs whose crash was already bundled: all cells of one start get the same error.
+    #: Logs whose crash already has a bundle. All cells of one start get the same error.
     _bundled: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -71,13 +71,13 @@ class MatrixFile(data_file.Record):
     #: The values of each axis.
     values: dict[str, list[str]]
     baseline: dict[str, str]
-    #: By ``axis=value``, the reason why this engine does not have it.
+    #: The reason why this engine does not have a value. The keys are ``axis=value``.
     absent: dict[str, str] = Field(default_factory=dict)
-    #: By values that are known not to work together, the reason.
+    #: The reason why values are known not to work together. The keys are these values.
     incompatible: dict[str, str] = Field(default_factory=dict)
-    #: By ``axis=value``, the reason why no evidence shows it.
+    #: The reason why no evidence shows a value. The keys are ``axis=value``.
     unproven: dict[str, str] = Field(default_factory=dict)
-    #: By named cell that is not in the plan, the reason.
+    #: The reason why a named cell is not in the plan. The keys are the names of cells.
     left_out: dict[str, str] = Field(default_factory=dict)
     #: The number of all combinations, allowed or not.
     product: int

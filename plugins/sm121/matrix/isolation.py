@@ -27,12 +27,12 @@ class FailingSet:
     choice: Choice
     outcome: CellOutcome
     reason: str
-    #: The ids of the cells that it explains.
+    #: The ids of the cells whose failure the set explains.
     cells: tuple[str, ...]
     #: Whether the set failed with the baseline's other values, and the cell's failure happened
-    #: twice. False: it is only one of the sets that the outcomes do not rule out.
+    #: twice. If false, the set is only one of those that the outcomes do not rule out.
     confirmed: bool
-    #: If it is not confirmed, the other sets that the outcomes do not rule out.
+    #: If the set is not confirmed, the other sets that the outcomes do not rule out.
     alternatives: tuple[Choice, ...] = ()
     #: The subsets that are not known to pass alone, with their outcomes: ``a=b alone: FAIL``.
     parts: tuple[str, ...] = ()
@@ -154,7 +154,8 @@ class _Search:
         for size in range(1, len(differences) + 1):
             for choice in self.suspects(record, size):
                 if self.innocent(choice, record.outcome):
-                    continue  # a cell that ran in the meantime has cleared it
+                    # A cell that ran in the meantime has shown that the set is not the cause.
+                    continue
                 cell = {**self.space.baseline, **dict(choice)}
                 if self.space.excluded(cell) is not None:
                     continue

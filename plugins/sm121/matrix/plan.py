@@ -26,7 +26,7 @@ class CellPlan:
     settings: level_settings.MatrixPlan
     space: Space
     array: Array
-    #: In the order of the run, the baseline first; empty with ``--matrix none``.
+    #: The cells in the order of the run, the baseline first; empty with ``--matrix none``.
     cells: tuple[Planned, ...]
     #: The user's arguments, on top of the profile's and the cell's.
     engine_arguments: tuple[str, ...] = ()

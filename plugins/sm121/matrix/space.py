@@ -29,12 +29,12 @@ class Space:
     #: The engine's `sm121.core.builds.identity`. If it names neither a release nor a build, the
     #: settings of all releases apply whose options the engine's parser accepts.
     version: str | None = None
-    #: The options of the engine's parser, if ``version`` names neither. None: unknown; all settings
-    #: then apply, as for ``sm121 matrix`` without an engine.
+    #: The options of the engine's parser, if ``version`` names neither a release nor a build. If
+    #: None, they are unknown, and all settings apply, as for ``sm121 matrix`` without an engine.
     options: Collection[str] | None = None
-    #: The engine's settings, by axis and value.
+    #: The engine's settings of each axis and value.
     settings: Mapping[str, Mapping[str, Setting]] = field(init=False)
-    #: By axis and value, the reason why the value is not in the space.
+    #: The reason why a value is not in the space. The keys are axis and value.
     absent: Mapping[tuple[str, str], str] = field(init=False)
 
     def __post_init__(self) -> None:
