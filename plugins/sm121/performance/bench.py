@@ -26,7 +26,7 @@ from sm121.run.events import EnvironmentNoted
 from sm121.run.record import ProgressLine
 from sm121.run.run import Run
 
-#: Number of rounds when a cell is first measured. The others follow later.
+#: Number of rounds when a cell is first measured. The other rounds follow later.
 _FIRST_VISIT = 2
 #: Number of extra rounds of a cell in the last test of the level.
 _LAST_LOOK = 3
@@ -43,13 +43,13 @@ class Bench:
 
     server: MeasuredServer
     plan: Plan
-    #: Whether tails are measured with as many requests as their gates need.
+    #: Whether percentiles are measured with as many requests as their gates need.
     tails: bool = False
     #: Returns why the current log contradicts the required kernel path.
     off_path: Callable[[], list[Invalidity]] = list
-    #: The recorded rates by name: the metric and its cell.
+    #: The metric and the cell of each recorded rate. The keys are the names of the rates.
     recorded: dict[str, tuple[Metric, MeasuredCell]] = field(default_factory=dict)
-    #: Compares the texts of timed answers with untimed ones; None: they are not compared.
+    #: Compares the texts of timed answers with untimed ones; None if they are not compared.
     texts: TimedTexts | None = None
     #: Returns the profile's known answers that the server no longer gives, each with the actual
     #: answer.
@@ -94,7 +94,7 @@ class Bench:
             may_draft=run.paths.of(server).speculative != "none",
             compiled=CompileWatch(server.log, server.reader, run.servers.follow_log).new,
         ) as measured:
-            if measured.prompts.natural:  # Their plan differs from the one of random tokens.
+            if measured.prompts.natural:  # Natural prompts have another plan than random tokens.
                 workload = dict(run.record.file.environment.get("workload") or {})
                 workload["texts"] = list(measured.prompts.texts)
                 run.record.emit(EnvironmentNoted("workload", workload))
@@ -105,7 +105,7 @@ class Bench:
             unknown_before = exam.unknown(server.endpoint, facts)
 
             def off_path() -> list[Invalidity]:
-                # An invalid path already makes every number invalid.
+                # If the path is invalid, every number is already invalid.
                 return [] if path.invalid else _check_path(run, server).invalid
 
             def forgotten() -> dict[str, str]:

@@ -20,9 +20,10 @@ from sm121.run.machine_report import BoxReport
 from sm121.run.run import Run
 from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
 
-#: Readings until one is healthy: a state that passes within seconds does not count.
+#: The machine is read up to this many times until a reading is healthy, because a bad state that
+#: passes within seconds does not count.
 _ATTEMPTS = 3
-#: How long a reading waits for an idle machine.
+#: How long a reading waits for an idle machine, in seconds.
 _SETTLED_WITHIN_S = 10.0
 
 
@@ -38,7 +39,7 @@ class RunBox:
     """The machine of a run: its readings, and the judgement of the numbers by these readings."""
 
     run: Run
-    #: URLs of servers that are measured beside the attached one: the sides of ``--ab``.
+    #: URLs of servers that are measured in addition to the attached one: the sides of ``--ab``.
     also: Sequence[str] = ()
     before: Reading | None = None
     after: Reading | None = None
@@ -47,7 +48,7 @@ class RunBox:
     _began: _WindowStart | None = None
     #: The share of the CPU that other processes took during the measurements; None if not known.
     _load_during: float | None = None
-    #: Whether a blind spot of the readings was reported.
+    #: Whether the run has reported that a part of the machine's state could not be read.
     _reported: bool = False
     #: Whether something was measured since the machine was read.
     unread: bool = False
@@ -172,7 +173,8 @@ class RunBox:
         self._load_during = None
         began = self._began
         if began is not None and began.starts == self._starts and not self._strangers:
-            # Only if no server was started since: the CPU use of a stopped server is not known.
+            # Compute the load only if no server was started in the meantime, because the CPU use of
+            # a stopped server is not known.
             share, *_ = CpuUse.take(self._own).since(began.cpu)
             self._load_during = round(share, 3)
         self.after = self._read("after", since)
@@ -218,7 +220,7 @@ class RunBox:
         run.record.say("box", f"{when} the measurements: memory, matrices, other processes")
         device = "cpu" if run.target.arch == architecture.CPU else "cuda:0"
         reference = run.profile.box
-        # A machine that was unfit before stays so: one reading is enough.
+        # If the machine was unfit before, it stays DEGRADED, so one reading is enough.
         was_unfit = box_judgement.judge_machine(reference, earlier).state is BoxState.DEGRADED
         attempts = 1 if was_unfit else _ATTEMPTS
         for _ in range(attempts):

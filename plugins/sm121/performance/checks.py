@@ -271,7 +271,7 @@ class PerformanceChecks:
             server.show(f"tg{tokens} sampled: {number}/{rounds}")
             server.compiled()
             answer = server.sender.run([request], patience=server.patience).answers[0]
-            if number == 0 and answer.ok:  # the first of its shape
+            if number == 0 and answer.ok:  # the first chat of its shape
                 continue
             validity.check_compiled(server.compiled(), findings)
             answers.append(answer)

@@ -34,8 +34,8 @@ class RateBounds:
     run: Run
     #: The device as it was read before the measurements; None if it is not known.
     device: Device | None = None
-    #: The CPU's bandwidth in GB/s, by the number of bytes that are read: its caches contain a small
-    #: model.
+    #: The CPU's bandwidth in GB/s. The keys are the numbers of bytes that are read, because a small
+    #: model fits into the caches.
     _by_size: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, needed_bytes: float) -> float | None:

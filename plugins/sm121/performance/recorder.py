@@ -30,7 +30,7 @@ class Recorded:
     """A measurement of this run with its verdict and the reason for it."""
 
     measurement: Measurement
-    #: None without samples.
+    #: The estimate; None without samples.
     estimate: statistics.Estimate | None
     verdict: Verdict
     #: The requirement and the measured value; None if nothing is required.
@@ -63,7 +63,7 @@ class _Decisions:
 class _Roofline:
     """The bound of a decode rate by the memory's bandwidth."""
 
-    #: The fields of `MetricReport` on the bound.
+    #: The fields of `MetricReport` that describe the bound.
     fields: dict[str, Any] = field(default_factory=dict)
     #: Why the rate is impossible; None if it is not.
     broken: str | None = None
@@ -287,7 +287,8 @@ class Recorder:
     def _stored_context(self) -> dict[str, Any]:
         """Return the part of a stored run that describes the server."""
         path = self.run.record.file.engine.path
-        # By name, not by path: another checkout measures the same model.
+        # Compare the names of models and not their paths, because another checkout measures the
+        # same model.
         model = self.model or self.run.profile.model.id
         if self.run.servers.attached is not None:
             model = self.run.servers.attached.endpoint.served_name
@@ -310,7 +311,8 @@ class Recorder:
         workload = file.environment.get("workload") or {}
         return {
             "machine": this_machine.identity(host),
-            # Not in the identity: machines of one kind are comparable.
+            # The units are not part of the machine's identity, because machines of one kind are
+            # comparable.
             "gpu_units": [gpu.get("unit") for gpu in file.environment.get("gpus") or ()],
             "profile": file.profile,
             "configuration": configuration,

@@ -49,9 +49,9 @@ class TimedTexts:
     asker: Asker
     #: The distance within which two tokens are equally likely; None if it is not known.
     bound: AgreementBound | None
-    #: Ids below it are plain tokens, which do not end a text.
+    #: Ids below this number are plain tokens, which do not end a text.
     vocabulary: int
-    #: The number of answers that were compared, by depth and streams of the cell.
+    #: The number of answers that were compared. The keys are depth and streams of the cell.
     _looks: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def check_cell(self, cell: MeasuredCell) -> None:
@@ -113,7 +113,7 @@ class TimedTexts:
         for at in sorted({0, random.randrange(len(ids)), len(ids) - 1}):
             alone = self.asker.ask(Request((*prompt, *ids[:at]), 1, salt=salt, fields={}))
             if self.asker.ids(alone) != (ids[at],):
-                # The kernels of a prefill round otherwise than those of a decode step.
+                # The kernels of a prefill round differently from those of a decode step.
                 position = self.asker.positions(alone)[0]
                 about = f"token {at}, requested alone"
                 self._require_likeliest(ids[at], position, 2 * self._equal_within, about)
