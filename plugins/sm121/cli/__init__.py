@@ -15,7 +15,7 @@ from sm121.core.errors import Sm121Error
 from sm121.core.files import cause_of
 from sm121.core.verdict import INTERRUPTED
 
-#: For each title in ``sm121 --help``: the function that adds the commands below it.
+#: For each title in ``sm121 --help``, the function that adds the commands below it.
 GROUPS: dict[str, Callable[[Commands], None]] = {
     "Judge a build": judge.add,
     "Look at what runs and what ran": look.add,

@@ -54,7 +54,7 @@ def _add_run(commands: Commands) -> None:
             "--every are passed to pytest"
         ),
     )
-    # This is only for the help: `_run` reads its own words.
+    # This option is only for the help, because `_run` parses the words itself.
     parser.add_argument("--every", metavar="DURATION", help=_EVERY)
 
 
