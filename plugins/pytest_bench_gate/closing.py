@@ -31,9 +31,9 @@ class Closing:
         self._run = run
         self._has_run = False
         self._has_report = False
-        #: Why the run does not pass although no test failed; None without a reason.
+        #: Why the run does not pass although no test failed; None if there is no such reason.
         self._nothing: str | None = None
-        #: For each reason, the number of tests with gates that did not run.
+        #: The number of tests with gates that did not run. The keys are the reasons.
         self._not_run: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

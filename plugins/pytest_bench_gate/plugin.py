@@ -136,7 +136,7 @@ def gate(
     request.node.stash[_GATE] = made
     yield made
     if made.has_samples or not made.called:
-        benchmark.skipped = True  # or pytest-benchmark warns that it was not called
+        benchmark.skipped = True  # otherwise pytest-benchmark warns that it was not called
     if not made.called and request.node.stash.get(_ENDED, False):
         _fail_uncalled(request.node)
 
@@ -159,7 +159,7 @@ def _fail_uncalled(item: pytest.Item) -> None:
 def _is_for_all_tests(item: pytest.Item) -> bool:
     """Whether a test requests `gate` only by fixtures with ``autouse``."""
     if "gate" not in getattr(item, "fixturenames", ()):
-        return False  # by request.getfixturevalue
+        return False  # the test has called request.getfixturevalue("gate")
     definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
     marks = item.iter_markers("usefixtures")
     wanted = [*_arguments_of(item), *(str(name) for mark in marks for name in mark.args)]

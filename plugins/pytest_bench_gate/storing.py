@@ -12,7 +12,7 @@ from pytest_bench_gate.history import KEY, VERSION
 from pytest_bench_gate.judging import Judged
 from sm121.measure import statistics
 
-#: Units of time, each in seconds.
+#: The units of time, in seconds.
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 

@@ -49,7 +49,7 @@ def asked_for(expression: str, names: Sequence[str]) -> tuple[str, ...]:
 def _selected(expression: str) -> set[str]:
     """Return the names in an expression that are not negated."""
     selected = set()
-    outer: list[bool] = []  # of each open parenthesis: whether the text around it is negated
+    outer: list[bool] = []  # for each open parenthesis, whether the text around it is negated
     is_negated = False  # whether the current parenthesis is negated
     is_not = False  # whether the next name or parenthesis follows a `not`
     for token in _TOKEN.findall(expression):

@@ -30,7 +30,8 @@ def conflict(error: BaseException) -> str | None:
     """
     if not isinstance(error, ValueError):
         return None
-    if f"'{_NAME}'" not in str(error) or "already" not in str(error):  # the words of pytest
+    # Pytest's message contains these words.
+    if f"'{_NAME}'" not in str(error) or "already" not in str(error):
         return None
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     others = [os.path.relpath(file) for file in files if file.name == "conftest.py"]

@@ -103,7 +103,7 @@ def conflict(error: ValueError) -> str | None:
     """
     name = re.search(r"'(--llm-[a-z-]+)'", str(error))
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    if name is None or "already" not in str(error):  # the words of pytest
+    if name is None or "already" not in str(error):  # pytest's message contains this word
         return None
     others = [os.path.relpath(file) for file in files if file.name == "conftest.py"]
     other = others[-1] if others else "another plugin"
@@ -177,7 +177,8 @@ def _arguments(config: pytest.Config) -> tuple[str, ...]:
     if text is None:
         try:
             return tuple(config.getini("llm_args"))
-        except (ValueError, pytest.UsageError) as error:  # depends on pytest's version
+        # The exception depends on pytest's version.
+        except (ValueError, pytest.UsageError) as error:
             raise pytest.UsageError(f"llm_args in pytest.ini: {error}") from error
     try:
         return tuple(shlex.split(text))

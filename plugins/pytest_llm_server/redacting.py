@@ -23,7 +23,7 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
         clean = []
         for index, part in enumerate(parts):
             start = _beginning(part, secret) if index > 0 else 0
-            # Reversed, so that the end of the part is checked like a beginning.
+            # Check the reversed texts, so that the end of the part is checked like a beginning.
             end = _beginning(part[::-1], secret[::-1]) if index < last else 0
             shown = part[start : len(part) - end]
             if start:

@@ -104,7 +104,7 @@ class Result:
     def _benchy_rate(self, name: str, value: float, each: Number) -> BenchyRate:
         samples: Sequence[float] = each.measurement.samples
         if any(not 0.0 < sample < math.inf for sample in samples):
-            samples = ()  # a failed request
+            samples = ()  # a request has failed
         is_prefill = each.metric == PrefillRate.key
         return BenchyRate(
             kind=without_depth(name),
