@@ -149,7 +149,7 @@ def test_generation_past_the_original_context_agrees_with_the_oracle(asker, refe
     log_probabilities.generations_agree(asker, reference, [oracle_texts.long_prompt()])
 
 
-# The same request, sent in another way. The tokens are equal, or within the engine's noise.
+# Send the same request in another way. Tokens must be equal, or within the engine's noise.
 
 
 def test_alone_equals_in_a_batch(continuations):
@@ -197,7 +197,7 @@ def test_before_equals_after_an_aborted_request(continuations):
     continuations.equal_after_aborted_requests()
 
 
-# Speculative decoding makes the server faster and changes no answer.
+# Speculative decoding must make the server faster, and must not change an answer.
 
 
 def test_speculation_keeps_the_targets_tokens(speculation, remark):
@@ -287,7 +287,7 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
 
 
 @pytest.mark.asked_for("--scores")
-@pytest.mark.timeout(0)  # each score has its own limit
+@pytest.mark.timeout(0)  # each score has its own time limit
 def test_scores_are_as_published(server, profile, conformance, remark):
     """The 95 % intervals of the profile's scores (GPQA, AIME) reach the required values."""
     python = conformance.settings.answers.scores
@@ -297,7 +297,7 @@ def test_scores_are_as_published(server, profile, conformance, remark):
 
 @pytest.mark.slow("asks OpenAI's 30 tool prompts five times, by chat and by Responses")
 @pytest.mark.ability("tool_scores")
-@pytest.mark.timeout(0)  # each score has its own limit
+@pytest.mark.timeout(0)  # each score has its own time limit
 def test_tools_are_called_as_published(api, profile, conformance, remark):
     """The model calls the right tool in each try of OpenAI's compatibility test."""
     compatibility.judge_scores(api, profile, conformance.run.record.directory / "scores", remark)
@@ -436,7 +436,7 @@ def test_answers_belong_to_their_prompts(api, profile):
     sampling.answers_belong_to_their_prompts(api, profile.correctness)
 
 
-# Chat and Responses; for gpt-oss over harmony.
+# The APIs Chat Completions and Responses, which render harmony for gpt-oss.
 
 
 def test_chats_end_in_a_final_message(api, profile):

@@ -261,8 +261,8 @@ def test_kernel_speed(kernels, case, time_kernel):
 
 
 # ------------------------------------------------------------------------------------ Compilation
-# For GB10, on any machine with nvcc. The tests read the machine instructions, because nvcc's exit
-# status is 0 even if it replaced an instruction by software or by a trap.
+# These tests compile for GB10, on any machine with nvcc. They read the machine instructions,
+# because nvcc's exit status is 0 even if it replaced an instruction by software or by a trap.
 
 
 def test_flashinfer_compiles_for_gb10(compilation):

@@ -29,7 +29,7 @@ def test_no_level_came_down(measured_history):
 
 
 @pytest.mark.ab_run
-@pytest.mark.timeout(0)  # as many starts as it takes to decide, each with its own limit
+@pytest.mark.timeout(0)  # runs as many starts as a decision needs, each with its own time limit
 def test_b_is_not_worse_than_a(ab_run):
     """With --ab A B, no metric of B is worse than A's by more than its threshold. The servers of A
     and B are started alternately."""
