@@ -104,7 +104,7 @@ def _by_name(classes: Iterable[ClassMembers]) -> dict[str, list[ClassMembers]]:
 def _ancestry(one: ClassMembers, by_name: Mapping[str, list[ClassMembers]]) -> list[ClassMembers]:
     """Return a class and its ancestors among the counted classes."""
     ancestry = [one]
-    for member in ancestry:  # it grows while it is read
+    for member in ancestry:  # the list grows in the loop
         for base in member.bases:
             found = by_name.get(base, [])
             own = [each for each in found if each.module == member.module]

@@ -24,7 +24,7 @@ FOLDERS = (PACKAGE, "tests", "meta_tests", "tools", "fixtures")
 DATA_SUFFIXES = {".toml", ".json", ".jsonl", ".yaml", ".j2", ".jinja"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-#: A class of these folders inherits from no other class of the package, data and errors excepted.
+#: A class of these folders inherits from no other class of the package, except for data and errors.
 RUN_FOLDERS = ("plugins/sm121/engines/", "plugins/sm121/run/", "plugins/sm121/session/")
 #: Kinds of expressions that the style guide limits, in the order of the table.
 KINDS = ("conditional", "comprehension", "assignment", "tuple")

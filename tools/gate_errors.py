@@ -72,7 +72,7 @@ def two_states(rounds: int, within: float, *, apart: float = 0.04, fixed: bool =
     return draw
 
 
-#: Name, noise, and whether its share of wrong decisions is limited.
+#: The name, the noise, and whether its share of wrong decisions is limited.
 NOISES: tuple[tuple[str, Noise, bool], ...] = (
     ("independent, 0.1 %", independent(0.001), True),
     ("independent, 1 %", independent(0.01), True),

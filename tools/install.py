@@ -60,7 +60,7 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
                 continue
             key = name.removeprefix(f"{section}.")
             value = ast.literal_eval(literal)
-            # pip ignores an empty value: that of an earlier section stays.
+            # pip ignores an empty value, so the value of an earlier section stays.
             if value.strip():
                 if key in LISTS:
                     settings[key] = value.split()

@@ -71,7 +71,7 @@ FORMATS = (
 #: Sizes of a defect: the part is multiplied by one plus this number.
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
-#: By name: the rounding of the server, and its arguments beside those of the profile.
+#: The rounding of each server, and its arguments in addition to those of the profile.
 SERVERS = {
     "dense layers, float32": (DENSE, ("--dtype", "float32")),
     "dense layers, BF16": (DENSE, ("--dtype", "bfloat16")),
@@ -223,7 +223,7 @@ def _scaled(weights: gpt_oss.Weights, part: str, factor: float) -> gpt_oss.Weigh
 def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) -> str:
     """Return the smallest of `SIZES` at which the too large part of a server is detected."""
     to = reference(file, dtype)
-    own = weights.rounding  # its weights, and the products with them, are in float32
+    own = weights.rounding  # a layer's weights, and the products with them, are in float32
     way = own if dtype == "float32" else own.computed_in(dtype)
     server = dataclasses.replace(weights, rounding=way)
     for size in (0.0, *SIZES):

@@ -22,7 +22,7 @@ HEADS = 64
 KV_HEADS = 8
 _HEAD_DIM = 64
 
-# The canary's part.
+# The sizes of the canary's part of the model.
 _C_HIDDEN = 256
 _C_EXPERTS = 8
 _C_PAIRS = 128
@@ -32,7 +32,7 @@ _C_KV_HEADS = 2
 #: the experts of each layer, and before the last norm (measured on the fixed prompts).
 _CANARY_RMS = ((0.47, 1.3), (2.4, 3.0), (5.5, 5.6), (6.2, 6.6), (9.0,))
 
-# The other dimensions.
+# The dimensions beside the canary's part: groups of token ids, and random values from `_REST` on.
 _GROUPS = 16
 _REST = _C_HIDDEN + _GROUPS
 _IN_GROUP = 0.1
@@ -128,7 +128,7 @@ def _norm(
     places = sorted(wanted.own_layers)
     before = sum(place < n for place in places)
     layer = min(before, LAYERS) if places else 0
-    # Between two layers of the canary, its state is the one before the next of its layers.
+    # Between two of the canary's layers, the hidden state is the one before the second of them.
     size = _CANARY_RMS[layer][half if n in places else 0]
     added = 2 * n + half
     rest = math.sqrt(_EMBEDDED**2 + added * wanted.step**2)
@@ -286,12 +286,12 @@ class _Matrices:
     part: int
     rows: int
     columns: int
-    #: The RMS of its values.
+    #: The RMS of the matrix's values.
     rms: float
     #: The size of the canary's part: its first rows and columns.
     own_rows: int
     own_columns: int
-    #: Rows that are zero beside the canary's part.
+    #: The number of first rows that are zero outside of the canary's part.
     empty: int
 
     @property

@@ -217,7 +217,7 @@ def _of_case(
     )
     assert limit is not None
     actual = output.reshape(reference.shape).double()
-    # An output near zero, as under sinks of +30, has no errors relative to its size.
+    # An output near zero, for example with sinks of +30, has no errors relative to its size.
     relative = float(reference.square().mean().sqrt()) > limit.floor
     for kind, defects in _output_defects(reference, limit.floor).items() if relative else ():
         sizes = []

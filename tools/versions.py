@@ -39,7 +39,7 @@ _CHECKS = (
     "tests/test_correctness.py",
 )
 _SERVES = "tests/test_smoke.py::test_one_completion"
-#: Tried in this order, until one works.
+#: Options of a start, which are tried in this order until one works.
 _TRIES = (
     (),
     ("--configuration=bfloat16",),

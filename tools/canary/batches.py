@@ -117,7 +117,7 @@ def make_batch(corpus: Corpus, encoder: Encoder, rows: int, length: int) -> Batc
                 corpus.document(long=length > ROW and used == 0), corpus.random
             )
             if used and len(new) > (length + 1 - used) * 1.5:
-                # A gap is better than a truncated document; the next document may fit.
+                # Leave a gap instead of truncating the document, because the next document may fit.
                 number += 1
                 if number > 40:
                     break

@@ -152,8 +152,8 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         apart = []
         values = []
         for guess in range(1, number + 1):
-            # The position of that draft token that this one attends to: as many back as there are
-            # draft tokens between.
+            # The position of the earlier draft token to which this one attends. It is as many
+            # positions back as there are draft tokens between the two.
             back = number - guess
             keys = earlier[guess][0].roll(back, -2)
             values.append(earlier[guess][1].roll(back, -2))

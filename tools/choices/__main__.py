@@ -68,7 +68,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("attention", "cubins", ("--attention-backend", "FLASHINFER", *FP8_KV)),
     ("attention", "cubins", ("--attention-backend", "TRITON_ATTN", *FP8_KV)),
 )
-#: Log lines caused by the replaced machine: it starts no workers, and a child process of the
+#: Log lines that the replaced machine causes: it starts no workers, and a child process of the
 #: release that queries the memory finds no GPU.
 _NOT_OURS = ("parallel_state.py", "importing.py", "import_utils.py", "scheduler.py")
 #: Exceptions by which a release refuses arguments; any other exception means that it did not run.

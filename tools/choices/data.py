@@ -17,7 +17,7 @@ from sm121.core import builds, data_file, engine_arguments
 from sm121.core.versions import release
 
 FILE = Path(__file__).with_name("vllm-sm121.jsonl")
-#: Options that have an effect together, by the kind of the question.
+#: For each kind of question, the options that determine the answer together.
 DECIDING = {
     "attention": ("attention_backend", "attention_config", "kv_cache_dtype"),
     "experts": ("moe_backend", "quantization_config"),
@@ -36,7 +36,7 @@ class Answer(data_file.DataTable):
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
     how: Literal["executed", "read"]
-    #: The release's message, and the place in its code. None: the release does not refuse.
+    #: The release's message, and the place in its code. None if the release does not refuse.
     refused: str | None = None
     by: str | None = None
     at: str | None = None
@@ -50,7 +50,7 @@ class Answer(data_file.DataTable):
     #: values.
     layouts: dict[str, str] = Field(default={})
     layouts_refused: dict[str, str] = Field(default={})
-    #: The log lines about its choice.
+    #: The log lines about the release's choice.
     lines: tuple[str, ...] = ()
 
 

@@ -27,7 +27,7 @@ import torch._dynamo
 import torch._inductor.utils  # returns for which architectures the real torch was built
 from torch.overrides import TorchFunctionMode
 
-#: A GB10's answers; docs/tables/choices.md has the sources.
+#: The properties of a GB10; docs/tables/choices.md has the sources.
 CAPABILITY = (12, 1)
 NAME = "NVIDIA GB10"
 MEMORY = int(119.6 * 2**30)
@@ -36,7 +36,8 @@ MULTIPROCESSORS = 48
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
 
-#: The functions of the compiled extensions, with the answers of a wheel built for 12.0 and CUDA 13.
+#: The functions of the compiled extensions, with their results in a wheel built for 12.0 and CUDA
+#: 13.
 OPERATORS = (
     ("_C", "cutlass_scaled_mm_supports_fp8", True),
     ("_C", "cutlass_scaled_mm_supports_block_fp8", True),
@@ -47,7 +48,7 @@ OPERATORS = (
 )
 
 
-#: Imported before the cases fork, to save time.
+#: These modules are imported before the cases fork, to save time.
 AHEAD = (
     "v1.attention.backends.flashinfer",
     "v1.attention.backends.triton_attn",
@@ -230,7 +231,7 @@ def step(result: dict[str, Any], name: str, function: Any) -> Any:
     except SystemExit:
         text = said.getvalue().strip().splitlines()
         result["refused"] = {"by": name, "words": text[-1] if text else "", "at": "argparse"}
-    except Exception as error:  # noqa: BLE001 - a refusal is of any kind, and kept
+    except Exception as error:  # noqa: BLE001 - any exception may be a refusal; it is stored
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if "/vllm/" in f.filename] or list(frames)
         at = f"{own[-1].filename.rsplit('/vllm/', 1)[-1]}:{own[-1].lineno}"
@@ -244,7 +245,7 @@ def step(result: dict[str, Any], name: str, function: Any) -> Any:
 
 
 def _cli_args() -> Any:
-    for module in ("common", "launchers", "openai"):  # since 0.33, since 0.29, before
+    for module in ("common", "launchers", "openai"):  # vLLM since 0.33, since 0.29, and before
         try:
             return importlib.import_module(f"vllm.entrypoints.{module}.cli_args")
         except ModuleNotFoundError:
@@ -426,7 +427,8 @@ def main() -> None:
     from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
     from vllm.model_executor.models.registry import ModelRegistry
 
-    # Otherwise the release examines it in a separate process, in which nothing is replaced.
+    # Without this, the release examines the model in a separate process, in which nothing is
+    # replaced.
     ModelRegistry.register_model("GptOssForCausalLM", GptOssForCausalLM)
     _parser()
     for module in AHEAD:
@@ -440,7 +442,7 @@ def main() -> None:
         if not child:
             try:
                 answer = run(case)
-            except BaseException:  # noqa: BLE001 - the parent tells it
+            except BaseException:  # noqa: BLE001 - the parent reports it
                 answer = {"failed": traceback.format_exc()}
             answer |= {"name": case["name"], "stubbed": compiled.used}
             with os.fdopen(writing, "w") as stream:

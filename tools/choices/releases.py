@@ -37,7 +37,7 @@ class Unpacked:
 
     def arguments_in(self) -> str:
         """Return the module with the command line of the release's server."""
-        for part in ("common", "launchers", "openai"):  # since 0.33, since 0.29, before
+        for part in ("common", "launchers", "openai"):  # vLLM since 0.33, since 0.29, and before
             if (self.folder / f"vllm/entrypoints/{part}/cli_args.py").is_file():
                 return f"vllm.entrypoints.{part}.cli_args"
         raise SystemExit(f"{self.wheel}: expected cli_args.py in vllm/entrypoints/*")

@@ -15,7 +15,7 @@ PROFILE = "sm121-gpt-oss-120b"
 #: Configurations for two machines: only those that somebody has served on two machines.
 TWO = "sm121x2-gpt-oss-120b"
 ON_TWO = ("mxfp4", "stock")
-#: The bandwidth by the data sheet, in GB/s.
+#: The bandwidth according to the data sheet, in GB/s.
 DATA_SHEET = 273.0
 
 
