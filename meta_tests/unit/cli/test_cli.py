@@ -254,6 +254,14 @@ def test_help_of_a_run_is_the_suites_own(capsys):
     assert not ended.value.code and "--base-url" in text and "--collect-only" not in text
 
 
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--base-url", "http://x", "--help"]])
+def test_help_of_certify_is_no_option_of_a_certificate(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["certify", *words])
+    assert ended.value.code == 0
+    assert "run all tests that a certificate needs" in capsys.readouterr().out
+
+
 def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     installed = tmp_path / "lib" / "site-packages" / "sm121"
     shutil.copytree(Path(sm121.__file__).parent, installed)

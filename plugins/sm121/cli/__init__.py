@@ -54,9 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         # The arguments after `run`, `plan` and `certify` are arguments of pytest.
-        own_help = words in (["plan", "-h"], ["plan", "--help"])
-        passed_on = words[:1] in (["run"], ["plan"], ["certify"]) and not own_help
-        options = parser().parse_args(words[:1] if passed_on else words)
+        passed_on = words[:1] in (["run"], ["plan"], ["certify"])
+        own = words[:1] if passed_on else words
+        if words in (["plan", "-h"], ["plan", "--help"]):
+            own = words
+        elif words[:1] == ["certify"] and not {"-h", "--help"}.isdisjoint(words):
+            own = ["certify", "--help"]
+        options = parser().parse_args(own)
         options.words = words[1:]
     except InvalidArgumentsError as error:
         print(error, file=sys.stderr)
