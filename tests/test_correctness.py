@@ -32,6 +32,13 @@ pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 contract = pytest.mark.severity("contract")
 courtesy = pytest.mark.severity("courtesy")
 ONE_WITH_TOOLS = pytest.param(True, marks=pytest.mark.ability("tools"))
+CHATS = pytest.mark.ability("chats")
+FORMS = [
+    "streamed completion",
+    pytest.param("streamed chat", marks=CHATS),
+    pytest.param("response", marks=CHATS),
+]
+KINDS = ["completion", pytest.param("chat", marks=CHATS), pytest.param("response", marks=CHATS)]
 
 
 def test_known_answers(sdk, profile):
@@ -96,12 +103,14 @@ def test_samples_are_allowed_tokens(sampler, parameter):
     sampler.restricts(parameter)
 
 
+@CHATS
 def test_samples_of_chats_follow_the_temperature(sampler):
     """In chats, each token appears as often as its log-probability predicts."""
     sampler.chats_obey("temperature")
 
 
 @contract
+@CHATS
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_of_chats_keep_the_cut(sampler, cut):
     """In chats with top_p, top_k or min_p, no excluded token appears."""
@@ -328,31 +337,35 @@ def test_sixteen_tokens_by_default(api):
 
 
 @contract
+@CHATS
 def test_nothing_is_cut_off(api, profile):
     """A chat without a token limit ends by itself, with its final message."""
     endings.chats_end_by_themselves(api, profile.correctness)
 
 
 @contract
+@CHATS
 def test_a_chat_obeys_temperature_and_seed(sdk, profile, attempts):
     """At a high temperature, chats are equal with the same seed, and differ with other seeds."""
     sampling.chat_obeys_temperature_and_seed(sdk, profile.correctness, attempts)
 
 
 @contract
-@pytest.mark.parametrize("form", ["streamed completion", "streamed chat", "response"])
+@pytest.mark.parametrize("form", FORMS)
 def test_each_form_obeys_temperature_and_top_p(api, form):
     """Answers differ at temperature 1, but not at 0, and not if top_p allows only one token."""
     sampling.form_obeys_temperature_and_top_p(api, form)
 
 
 @contract
+@CHATS
 def test_a_chat_obeys_stop(api, profile, remark):
     """A chat ends at its stop string, and finish_reason is `stop`."""
     endings.chat_obeys_stop(api, profile.correctness, remark)
 
 
 @contract
+@CHATS
 def test_max_completion_tokens_limits_a_chat(api, profile):
     """max_completion_tokens also counts reasoning, and at the limit finish_reason is `length`."""
     answer = api.chat(profile.correctness.chats[0].question, max_completion_tokens=5)
@@ -367,6 +380,7 @@ def test_min_tokens_is_kept(api, profile):
 
 
 @contract
+@CHATS
 def test_ignore_eos_goes_on(api, profile):
     """With ignore_eos, an answer continues after its end token, without special tokens."""
     endings.ignore_eos_goes_on(api, profile.correctness)
@@ -401,13 +415,16 @@ def test_log_probabilities_name_the_chosen_token(api):
     logprobs.name_the_chosen_token(api)
 
 
-@pytest.mark.parametrize("in_chats", [False, True], ids=["completions", "chats"])
+@pytest.mark.parametrize(
+    "in_chats", [False, pytest.param(True, marks=CHATS)], ids=["completions", "chats"]
+)
 def test_greedy_takes_the_likeliest_token(api, in_chats):
     """At temperature 0 each token is the likeliest one, in completions and in dozens of chats."""
     logprobs.greedy_is_the_likeliest(api, in_chats=in_chats)
 
 
 @contract
+@CHATS
 def test_log_probabilities_of_a_chat_are_whole(api, profile):
     """Each token of a chat has an entry with its bytes, and is one of the entry's top tokens."""
     logprobs.of_a_chat_are_whole(api, profile.correctness)
@@ -439,6 +456,7 @@ def test_answers_belong_to_their_prompts(api, profile):
 # The APIs Chat Completions and Responses, which render harmony for gpt-oss.
 
 
+@CHATS
 def test_chats_end_in_a_final_message(api, profile):
     """Each of k answers to a chat ends by itself, with reasoning and a final message (pass^k)."""
     endings.chats_end_in_a_final_message(api, profile.correctness)
@@ -483,6 +501,7 @@ def test_a_response_is_to_its_harmony(api, chat):
 
 
 @contract
+@CHATS
 def test_a_response_goes_on_from_another(api, server, profile, remark):
     """With previous_response_id, the prompt contains the earlier turns."""
     responses.goes_on_from_another(api, profile.correctness, remark, server.configuration)
@@ -539,26 +558,30 @@ def test_a_tool_result_is_answered(api, profile):
 
 
 @contract
-@pytest.mark.parametrize("with_tools", [False, ONE_WITH_TOOLS], ids=["message", "tool call"])
+@pytest.mark.parametrize(
+    "with_tools", [pytest.param(False, marks=CHATS), ONE_WITH_TOOLS], ids=["message", "tool call"]
+)
 def test_deltas_add_up_to_the_message(api, profile, with_tools):
     """A streamed chat has the same message and the same usage as the chat without streaming."""
     streaming.deltas_add_up(api, profile.correctness, with_tools=with_tools)
 
 
 @contract
-@pytest.mark.parametrize("kind", ["completion", "chat", "response"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_keeps_every_character(api, kind, attempts):
     """A stream contains every character of the text, also if a token ends inside one."""
     streaming.keeps_every_character(api, kind, attempts)
 
 
 @contract
+@CHATS
 def test_a_response_has_reasoning_and_message(api, profile):
     """A response has a reasoning item, a message item and the status `completed`."""
     responses.has_reasoning_and_message(api, profile.correctness)
 
 
 @contract
+@CHATS
 def test_a_response_that_was_cut_off_says_so(api, profile):
     """A response at its token limit is `incomplete` with the reason; usage equals the limit."""
     responses.is_incomplete_at_the_limit(api, profile.correctness)
@@ -572,6 +595,7 @@ def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
 
 
 @contract
+@CHATS
 def test_events_of_a_response_add_up(api, judge, profile, attempts):
     """The events of a response are in order, and add up to the response without streaming."""
     responses.events_add_up(api, judge, profile.correctness, attempts)
@@ -581,6 +605,7 @@ def test_events_of_a_response_add_up(api, judge, profile, attempts):
 
 
 @contract
+@CHATS
 def test_json_schema_is_kept(api, profile):
     """Each sampled chat has a final message that is valid JSON according to the schema."""
     structured_output.keeps_json_schema(api, profile.correctness)
@@ -599,6 +624,7 @@ def test_choice_is_kept(api):
 
 
 @contract
+@CHATS
 def test_choice_is_kept_in_a_chat(api, judge, profile):
     """The final message of a chat is one of the choices and nothing else."""
     structured_output.keeps_choice_in_a_chat(api, judge, profile.correctness)
@@ -660,10 +686,12 @@ def test_models_are_as_published(api):
 @contract
 def test_answers_are_as_published(api, profile):
     """A completion and a chat follow their schemas, with and without log-probabilities."""
-    question = profile.correctness.chats[0].question
     for options in ({"max_tokens": 3}, {"max_tokens": 3, "logprobs": 2}):
         if "logprobs" not in options or api.capabilities.can("logprobs"):
             api.complete(PROMPT, **options)
+    if not api.capabilities.can("chat"):
+        return
+    question = profile.correctness.chats[0].question
     for options in ({}, {"logprobs": True, "top_logprobs": 2}):
         if not options or api.capabilities.can("chat_logprobs"):
             api.chat(question, max_tokens=3, **options)

@@ -24,6 +24,7 @@ def test_decode_rate(performance, tokens, depth):
     performance.measure("tg", depth, tokens=tokens)
 
 
+@pytest.mark.ability("chats")
 def test_chat_rate(performance, profile):
     """Streamed, sampled chats of hundreds of tokens are nearly as fast as the decode rate. With
     speculative decoding they reach its gate."""
@@ -42,6 +43,7 @@ def test_time_to_first_token(performance, quantile):
     performance.measure("ttft", quantile=quantile)
 
 
+@pytest.mark.ability("chats")
 def test_time_to_first_visible_text(performance, profile):
     """Measure the time to the first text that a user sees. A reasoning model generates its
     reasoning before this text."""

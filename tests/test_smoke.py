@@ -142,6 +142,7 @@ def test_one_completion(client, model):
     require(exact, "1 to 4 tokens", f"usage {answer.usage}")
 
 
+@pytest.mark.ability("chats")
 def test_one_chat(client, model, profile):
     """A chat ends by itself, with a final message."""
     answer = client.chat.completions.create(

@@ -15,6 +15,11 @@ MODEL = "tiny-qwen3"
 CONTEXT = 4096
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 END = 1019
+#: The refusal of vLLM 0.32 if the checkpoint has no chat template.
+NO_TEMPLATE = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a "
+    "chat template if the tokenizer does not define one."
+)
 CAPITALS = {
     "France": "Paris",
     "Germany": "Berlin",
@@ -32,6 +37,9 @@ class Handler(JsonHandler):
     thinks = True
     calls_tools = True
     knows = True
+    #: Whether the server has a chat template.
+    chats = True
+    root = str(CHECKPOINT)
     name = MODEL
     asked_so_far: Counter[str]
 
@@ -41,7 +49,7 @@ class Handler(JsonHandler):
                 "id": self.name,
                 "object": "model",
                 "owned_by": "vllm",
-                "root": str(CHECKPOINT),
+                "root": self.root,
             }
             self.say({"object": "list", "data": [{**entry, "max_model_len": CONTEXT}]})
         elif self.path == "/version":
@@ -51,7 +59,9 @@ class Handler(JsonHandler):
 
     def do_POST(self) -> None:
         asked = self.asked()
-        if self.path == "/tokenize":
+        if not self.chats and ("messages" in asked or self.path == "/v1/responses"):
+            self.say({"error": {"message": NO_TEMPLATE, "code": 400}}, 400)
+        elif self.path == "/tokenize":
             text = PROMPT if "messages" in asked else asked["prompt"]
             self.say({"tokens": [ord(letter) for letter in text], "count": len(text)})
         elif self.path == "/detokenize":
@@ -99,11 +109,7 @@ class Handler(JsonHandler):
 
 
 @contextmanager
-def another_model(
-    *, thinks: bool = True, calls_tools: bool = True, knows: bool = True, name: str = MODEL
-) -> Iterator[str]:
-    """Start the server; yield its address, and stop it at the end of the block."""
-    members = {"thinks": thinks, "calls_tools": calls_tools, "knows": knows, "name": name}
-    members["asked_so_far"] = Counter()
-    with serving(type("Handler", (Handler,), members)) as url:
+def another_model(**members: bool | str) -> Iterator[str]:
+    """Start the server with these class variables; yield its address, and stop it at the end."""
+    with serving(type("Handler", (Handler,), {**members, "asked_so_far": Counter()})) as url:
         yield url

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from meta_tests.fakes.api_answers import COMPLETION, ENDPOINT, ERROR, answer, replying
-from sm121.api import cases
+from sm121.api import cases, client
 from sm121.api.cases import Case
 from sm121.api.client import Api
 from sm121.client.exchange import Exchange
@@ -164,6 +164,17 @@ def test_a_server_that_is_not_well_to_begin_with_is_not_judged():
 def test_every_case_says_why_and_none_comes_twice():
     tiers = Counter(case.tier for case in cases.shipped().case)
     assert len(tiers) == 3 and min(tiers.values()) >= 5, tiers
+
+
+def test_cases_of_chats_need_chats():
+    metafunc = Mock()
+    fixtures.parametrize(metafunc)
+    (_, parameters) = metafunc.parametrize.call_args.args
+    by_id = {each.id: each.marks for each in parameters}
+    for case in cases.shipped().case:
+        chats = case.path in (client.CHAT, client.RESPONSES)
+        marks = by_id[case.id]
+        assert bool(marks) == chats, case.id
 
 
 def test_cases_with_the_tokens_of_harmony_need_its_ability():

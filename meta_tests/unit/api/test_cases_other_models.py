@@ -151,10 +151,10 @@ def test_earlier_turns_are_counted_by_the_models_own_template(keeps):
 @pytest.mark.parametrize(
     ("name", "lacks", "known"),
     [
-        pytest.param("unknown-role", (), False, id="harmony refuses an unknown role"),
-        pytest.param("unknown-role", ("harmony",), True, id="a template may write any role"),
-        pytest.param("empty-messages", (), True, id="harmony adds a message to none"),
-        pytest.param("empty-messages", ("harmony",), False, id="a template needs a message"),
+        pytest.param("unknown-role", {}, False, id="harmony refuses an unknown role"),
+        pytest.param("unknown-role", {"harmony": "no"}, True, id="a template may write any role"),
+        pytest.param("empty-messages", {}, True, id="harmony adds a message to none"),
+        pytest.param("empty-messages", {"harmony": "no"}, False, id="a template needs a message"),
     ],
 )
 def test_a_deviation_of_vllm_may_depend_on_the_format_of_chats(name, lacks, known):

@@ -231,6 +231,19 @@ def test_a_model_without_experts_has_no_kernel_of_them(tmp_path):
         profile.load(written(tmp_path, text=text))
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param("chats = []", id="neither chats nor a reason"),
+        pytest.param('cannot.chats = "no chat template"', id="chats and a reason"),
+    ],
+)
+def test_a_profile_has_chats_or_the_reason_for_none(tmp_path, lines):
+    text = f'extends = "cpu-tiny-gpt-oss"\nname = "mine"\n[correctness]\n{lines}\n'
+    with pytest.raises(UsageError, match=r"mine\.toml: key correctness.*chats"):
+        profile.load(written(tmp_path, text=text))
+
+
 def test_a_mistake_of_a_parent_names_the_parent(tmp_path):
     written(tmp_path, "parent", CPU.replace("stalled_after_s", "staled_after_s"))
     with pytest.raises(UsageError, match=r"parent.toml: key engine.staled_after_s: unknown key"):

@@ -1,5 +1,6 @@
 """The abilities of engines: the files, the recognised engine, and tests that need more."""
 
+import dataclasses
 import itertools
 from contextlib import ExitStack
 
@@ -260,6 +261,16 @@ def test_requests_that_the_engine_does_not_support_are_not_sent():
         client.completions.create(model="canary", prompt="a", extra_body={"min_tokens": 3})
     with pytest.raises(NotRun, match="regex: grammars are GBNF"):
         llama.structured("regex", "a+")
+
+
+def test_chats_of_a_model_without_a_chat_template_are_not_sent():
+    lacks = {"chats": "the model has no chat template"}
+    vllm = dataclasses.replace(capabilities.capabilities_of("vllm", "0.32.0"), lacks=lacks)
+    api = Api(Endpoint("http://127.0.0.1:9", "key", "base"), vllm)
+    for send in (api.chat, api.respond, api.stream_chat):
+        with pytest.raises(NotRun, match="no chat template"):
+            send("Hello")
+    assert vllm.can("completions") and vllm.can("json_schema") and not vllm.can("tools")
 
 
 def test_structured_output_is_asked_for_as_the_engine_wants_it():

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import re
+import shutil
 
 import psutil
 import pytest
@@ -139,6 +140,40 @@ def test_a_server_without_a_parser_of_tools_cannot_call_them(written):
         _, mine = written(url)
     assert "needs --tool-call-parser" in mine.correctness.cannot["tools"]
     assert not mine.correctness.tool_calls and not mine.correctness.chat_format.reasoning
+
+
+@pytest.fixture
+def base_model(tmp_path):
+    """A folder with the checkpoint of a model without a chat template."""
+    folder = tmp_path / "base"
+    shutil.copytree(CHECKPOINT, folder)
+    (folder / "chat_template.jinja").unlink()
+    return folder
+
+
+def test_a_base_model_cannot_chat(written, base_model):
+    with another_model(chats=False, root=str(base_model)) as url:
+        text, mine = written(url)
+    assert "no chat template" in mine.correctness.cannot["chats"]
+    assert {"tools", "harmony"} <= mine.correctness.cannot.keys() and not mine.correctness.chats
+    assert [each.begins for each in exam.load(mine.correctness.exam).completions] == [" Paris"]
+    assert "UNKNOWN: the model answered neither chat" not in text
+    assert mine.correctness.chat_format.end_token == END
+
+
+def test_a_base_model_of_another_machine_cannot_chat(written):
+    """The refusal of the server is the evidence if its checkpoint is not on this machine."""
+    with another_model(chats=False, root="nobody/no-such-base-model") as url:
+        _, mine = written(url)
+    assert "default chat template is no longer allowed" in mine.correctness.cannot["chats"]
+
+
+def test_a_model_with_a_chat_template_must_chat(written):
+    """Its chats fail, so the profile asks for chats, and the first run is red."""
+    with another_model(chats=False) as url:
+        text, mine = written(url)
+    assert "chats" not in mine.correctness.cannot and mine.correctness.chats
+    assert "UNKNOWN: the model answered neither chat" in text
 
 
 def test_the_path_of_a_folder_is_the_served_name(written):

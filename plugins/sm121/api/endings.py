@@ -175,14 +175,19 @@ def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
         NotRun: The engine does not support min_tokens.
     """
     api.capabilities.require("min_tokens")
-    least = natural_length(api, correctness) + 6
-    counted = _counted(api, correctness.chat_format.prompt, min_tokens=least, max_tokens=least + 6)
-    require(counted >= least, f"at least {least} tokens", counted)
-    if not api.capabilities.can("logit_bias"):
+    can = api.capabilities.can
+    ends: list[tuple[int, Json]] = []
+    # A model without chats may continue a text without an end, and may have no end token.
+    if can("chat"):
+        least = natural_length(api, correctness) + 6
+        prompt = correctness.chat_format.prompt
+        counted = _counted(api, prompt, min_tokens=least, max_tokens=least + 6)
+        require(counted >= least, f"at least {least} tokens", counted)
+        ends.append((correctness.chat_format.end_token, {}))
+    if not can("logit_bias"):
         return
     stop = api.ids(PROMPT)[-1]
-    end_token = correctness.chat_format.end_token
-    ends: list[tuple[int, Json]] = [(end_token, {}), (stop, {"stop_token_ids": [stop]})]
+    ends.append((stop, {"stop_token_ids": [stop]}))
     for end, options in ends:
         options |= {"max_tokens": 24, "logit_bias": {str(end): 100}}
         without = _counted(api, PROMPT, **options)
@@ -244,8 +249,10 @@ def ids_are_unique(api: Api, correctness: Correctness) -> None:
     Raises:
         Unmet: An id was received twice, or a time is not a Unix time in seconds.
     """
-    question = correctness.chats[0].question
     can = api.capabilities.can
+    question = ""
+    if correctness.chats:
+        question = correctness.chats[0].question
     times = []
     for _ in range(3):
         times.append(api.complete(PROMPT, max_tokens=1)["created"])

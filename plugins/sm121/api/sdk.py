@@ -92,14 +92,15 @@ class Sdk:
         """Require that the package's attributes have the text and usage of a chat and a completion.
 
         Args:
-            correctness: The question of its first chat is sent.
+            correctness: The question of its first chat is sent, unless the model cannot chat.
 
         Raises:
             Unmet: A text or a usage is missing.
         """
-        chat = self.chat(correctness.chats[0].question, correctness.max_answer_tokens)
-        complete = chat.choices[0].message.content and chat.usage.total_tokens > 0
-        require(complete, "content and usage", chat)
+        if "chats" not in correctness.cannot:
+            chat = self.chat(correctness.chats[0].question, correctness.max_answer_tokens)
+            complete = chat.choices[0].message.content and chat.usage.total_tokens > 0
+            require(complete, "content and usage", chat)
         text = self.client.completions.create(
             model=self.model, prompt=PROMPT, max_tokens=4, temperature=0.0
         )

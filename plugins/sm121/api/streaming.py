@@ -141,6 +141,8 @@ def is_as_published(api: Api, listed: int | None) -> None:
     chunks = api.stream_completion(PROMPT, max_tokens=6, **options)
     if listed and api.capabilities.can("stream_usage"):
         logprobs.of_a_stream_are_whole(chunks)
+    if not api.capabilities.can("chat"):
+        return
     options = {"logprobs": True, "top_logprobs": listed} if listed else {}
     chat = api.stream_chat(_QUESTION, max_tokens=6, **options)
     reason = stream.message_of(chat, None)["finish_reason"]

@@ -49,6 +49,7 @@ class ToolCall(DataTable):
 #: that need them are NOT_RUN. If ``oracle`` is missing, a certificate requires a golden file
 #: (``--golden``).
 Ability = Literal[
+    "chats",
     "parallel_tool_calls",
     "tools",
     "oracle",
@@ -187,7 +188,7 @@ class Correctness(DataTable):
 
     #: The exam: the name of a file in ``fixtures/exams``, or a path.
     exam: str = Field(min_length=1)
-    chats: tuple[Chat, ...] = Field(min_length=1)
+    chats: tuple[Chat, ...] = ()
     chat_format: ChatFormat = ChatFormat()
     max_answer_tokens: Count = 512
     tool_calls: tuple[ToolCall, ...] = ()
@@ -240,7 +241,10 @@ class Correctness(DataTable):
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> "Correctness":
+        if not self.chats and "chats" not in self.cannot:
+            raise ValueError("chats: expected a chat, or the reason for none as cannot.chats")
         keys: dict[Ability, str] = {
+            "chats": "chats",
             "oracle": "log_probability_tolerance",
             "answer_length": "mean_answer_tokens",
         }

@@ -6,7 +6,7 @@ A test that requires a capability which the engine lacks is NOT_RUN, with the re
 import fnmatch
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -173,6 +173,15 @@ class EngineFile(DataTable):
         return self
 
 
+#: Capabilities whose requests contain a chat, which a model without a chat template refuses.
+_OF_CHATS: frozenset[Name] = frozenset(
+    {
+        "chat", "chat_logprobs", "chat_token_ids", "reasoning", "reasoning_effort", "responses",
+        "responses_tools", "tool_choice", "tools",
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class Capabilities:
     """The capabilities of one server, computed from its engine's file and its release, if known."""
@@ -187,8 +196,8 @@ class Capabilities:
     offers: Collection[str] | None
     #: Whether the server uses speculative decoding.
     drafts: bool = False
-    #: The abilities that the served model lacks, as stated in the profile.
-    lacks: Collection[Ability] = ()
+    #: The abilities that the served model lacks, with the reasons in the profile.
+    lacks: Mapping[Ability, str] = field(default_factory=dict)
 
     @property
     def engine(self) -> str:
@@ -203,6 +212,8 @@ class Capabilities:
         """
         capability = self.file.capabilities[name]
         which = f"{self.file.title} {self.version or '(version unknown)'}"
+        if name in _OF_CHATS and "chats" in self.lacks:
+            return f"the served model: chats: {self.lacks['chats']}"
         if not capability.can:
             return f"{which}: {name}: {capability.reason}"
         if self.drafts and capability.drafting:

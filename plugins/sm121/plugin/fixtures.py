@@ -17,7 +17,7 @@ import pytest
 from sm121.answers import exam
 from sm121.api import cases, exams, sampled
 from sm121.api.cases import Judge
-from sm121.api.client import Api
+from sm121.api.client import CHAT, RESPONSES, Api
 from sm121.api.sdk import Sdk
 from sm121.core.profile import Profile
 from sm121.core.server import Server
@@ -178,7 +178,10 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("api_cases") is not None:
         parameters = []
         for case in cases.shipped().case:
-            marks = [pytest.mark.ability(case.ability)] if case.ability is not None else []
+            ability = case.ability
+            if ability is None and case.path in (CHAT, RESPONSES):
+                ability = "chats"
+            marks = [pytest.mark.ability(ability)] if ability is not None else []
             parameters.append(pytest.param(case, id=str(case), marks=marks))
         metafunc.parametrize("case", parameters)
 

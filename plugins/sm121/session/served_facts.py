@@ -1,5 +1,6 @@
 """Reads what a running server shows: its engine, kernel path, chat template and checkpoint."""
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -22,6 +23,11 @@ from sm121.evidence.kernel_path import KernelPath
 _PAGE_WITHIN_S = 30.0
 #: A question that any capable model answers.
 QUESTION = "What is the capital of France?"
+#: The word in the refusal of a chat if the server has no chat template.
+_NO_TEMPLATE = re.compile(r"chat[ _]template")
+#: The files of a checkpoint that contain a chat template, and the settings of which it can be one.
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 #: Special tokens, as the texts of most families write them.
 _SPECIAL = re.compile(r"<\|[^|<>]+\|>|</?s>|<(?:start|end)_of_turn>")
 #: Special tokens with a smaller id are at the beginning of a vocabulary, before the plain tokens.
@@ -38,6 +44,9 @@ class ChatTemplate:
     end_token: int | None = None
     #: The special tokens of the prompt and the end.
     special: tuple[str, ...] = ()
+    #: Why the model cannot chat, with the server's refusal; empty if it can, or if the reason is
+    #: not a missing chat template.
+    why_none: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,13 +132,49 @@ def _chat_template(server: Server, folder: Path | None) -> ChatTemplate:
         if prompt is None:
             prompt = _posted(http, "/apply-template", {"messages": messages}).get("prompt")
         end = _end_token(http, server.endpoint.served_name, messages)
+        why_none = ""
         if end is None:
             end = _end_of_checkpoint(folder)
+            why_none = _why_no_chats(http, server.endpoint.served_name, messages, folder)
         texts = _SPECIAL.findall(prompt or "")
         if end is not None:
             texts.append(_text(http, server.endpoint.served_name, [end]) or "")
     special = tuple(dict.fromkeys(text for text in texts if _SPECIAL.fullmatch(text)))
-    return ChatTemplate(prompt, end, special)
+    return ChatTemplate(prompt, end, special, why_none)
+
+
+def _why_no_chats(
+    http: httpx.Client, model: str, messages: Sequence[Any], folder: Path | None
+) -> str:
+    """Return why the model has no chats; empty if it has a template, or answers a chat.
+
+    A server that refuses chats although its checkpoint has a template has a fault.
+    """
+    if folder is not None and _has_template(folder):
+        return ""
+    body = {"model": model, "messages": messages, "max_tokens": 1}
+    try:
+        answer = http.post("/v1/chat/completions", json=body)
+    except httpx.HTTPError:
+        return ""
+    is_refusal = answer.status_code in (400, 422, 500) and _NO_TEMPLATE.search(answer.text)
+    if not is_refusal:
+        return ""
+    text = answer.text
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(answer.json()["error"]["message"])
+    return f"the model has no chat template. The server refuses a chat: {text[:240]}"
+
+
+def _has_template(folder: Path) -> bool:
+    """Whether a checkpoint has a chat template, in a file of its own or in its tokenizer."""
+    if any((folder / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        settings = json.loads((folder / _TOKENIZER_CONFIG).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
 
 
 def _by_tokens(http: httpx.Client, model: str, messages: Sequence[Any]) -> str | None:
@@ -171,17 +216,19 @@ def _end_token(http: httpx.Client, model: str, messages: Sequence[Any]) -> int |
 
 
 def _end_of_checkpoint(folder: Path | None) -> int | None:
-    """Return the first end token of the checkpoint's generation_config.json."""
+    """Return the first end token of the checkpoint's generation_config.json or config.json."""
     if folder is None:
         return None
-    try:
-        settings = json.loads((folder / "generation_config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    ends = settings.get("eos_token_id")
-    if isinstance(ends, list):
-        ends = ends[0] if ends else None
-    return ends if isinstance(ends, int) else None
+    for name in ("generation_config.json", "config.json"):
+        try:
+            ends = json.loads((folder / name).read_text("utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(ends, list):
+            ends = ends[0] if ends else None
+        if isinstance(ends, int):
+            return ends
+    return None
 
 
 def _posted(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
