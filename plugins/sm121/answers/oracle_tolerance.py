@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +138,7 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     if intact is not None:
         return intact
     assert configuration is not None
-    folder = folder_of(configuration.model, os.environ | dict(configuration.environment))
+    folder = folder_of(configuration.model, configuration.variables, configuration.revision)
     if folder is None:
         raise NotRun(
             f"the oracle needs the checkpoint as a folder, but {configuration.model} is no folder "

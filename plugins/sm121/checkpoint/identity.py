@@ -36,12 +36,15 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _IGNORED = (".md", ".lock")
 
 
-def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
+def identity(
+    model: str, environment: Mapping[str, str] = os.environ, revision: str | None = None
+) -> str:
     """Return a digest of a checkpoint's files.
 
     Args:
         model: A folder, a file, or owner/name on the hub.
         environment: The environment variables, which name the hub's cache.
+        revision: A branch, a tag or a commit on the hub; None: the branch ``main``.
 
     Returns:
         The digest; or ``hub:`` and the name if the files are not on this machine.
@@ -52,7 +55,7 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
     path = Path(model)
     if path.is_file():
         return digest.of_files(path.parent, [path])
-    folder = model_folder.folder_of(model, environment)
+    folder = model_folder.folder_of(model, environment, revision)
     if folder is None:
         return f"{_ON_THE_HUB}{model}"
     return digest.of_files(folder, (file for file in folder.iterdir() if _is_part(file)))
@@ -63,14 +66,17 @@ def is_name(identity: str) -> bool:
     return identity.startswith(_ON_THE_HUB)
 
 
-def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
+def is_here(
+    model: str, environment: Mapping[str, str] = os.environ, revision: str | None = None
+) -> bool:
     """Return whether a checkpoint is on this machine, so that an engine need not download it.
 
     Args:
         model: A folder, a file, or owner/name on the hub.
         environment: The environment variables, which name the hub's cache.
+        revision: A branch, a tag or a commit on the hub; None: the branch ``main``.
     """
-    return Path(model).exists() or model_folder.folder_of(model, environment) is not None
+    return Path(model).exists() or model_folder.folder_of(model, environment, revision) is not None
 
 
 def drafter_obstacle(
@@ -163,7 +169,11 @@ def is_of_shape(folder: str, name: str) -> bool:
 
 
 def contradiction(
-    name: str, expected: str | None, model: str, environment: Mapping[str, str] = os.environ
+    name: str,
+    expected: str | None,
+    model: str,
+    environment: Mapping[str, str] = os.environ,
+    revision: str | None = None,
 ) -> str | None:
     """Compare a loaded model with the profile's, by its digest and shape.
 
@@ -172,6 +182,7 @@ def contradiction(
         expected: The digest of the profile's model; None if any digest is accepted.
         model: The loaded model: a folder, a file, or owner/name on the hub.
         environment: The environment variables, which name the hub's cache.
+        revision: A branch, a tag or a commit on the hub; None: the branch ``main``.
 
     Returns:
         A description of the difference; None if there is none, or if the model is not on this
@@ -180,13 +191,13 @@ def contradiction(
     Raises:
         OSError: A file cannot be read.
     """
-    if not is_here(model, environment):
+    if not is_here(model, environment, revision):
         return None
     if expected is not None:
-        observed = identity(model, environment)
+        observed = identity(model, environment, revision)
         if observed != expected:
             return f"model's digest: expected {expected}, got {observed} ({model})"
-    folder = model_folder.folder_of(model, environment)
+    folder = model_folder.folder_of(model, environment, revision)
     if folder is None:
         return None
     differences = _shape_differences(folder, name)

@@ -75,18 +75,24 @@ class Inspection:
         return sum(weight.size for weight in self.weights if weight.drafts)
 
 
-def inspect(model: str, environment: Mapping[str, str] = os.environ) -> Inspection:
+def inspect(
+    model: str, environment: Mapping[str, str] = os.environ, revision: str | None = None
+) -> Inspection:
     """Read the headers and the label of a checkpoint.
 
     Args:
         model: A folder, or owner/name of a model in the hub's cache. Nothing is downloaded.
         environment: Has the variables of the hub's cache.
+        revision: A branch, a tag or a commit on the hub; None: the branch ``main``, else the only
+            snapshot in the cache.
 
     Raises:
         UsageError: The model is not on this machine.
         Sm121Error: The checkpoint has no safetensors, or a file cannot be read.
     """
-    folder = model_folder.folder_of(model, environment)
+    folder = model_folder.folder_of(model, environment, revision)
+    if folder is None and revision is None:
+        folder = model_folder.served_folder(model, None, environment)
     if folder is None:
         raise UsageError(
             f"{model}: expected a folder, or a model in the cache of the hub. Download it first: "

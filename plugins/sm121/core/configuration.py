@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sm121.core import digest
+from sm121.core import digest, engine_arguments
 
 #: The placeholder for the model's folder in an argument.
 _MODEL = "{model}"
@@ -84,6 +84,11 @@ class ServerConfiguration:
     def given(self) -> tuple[str, ...]:
         """The arguments that the engine gets, with the model's folder in place of ``{model}``."""
         return tuple(argument.replace(_MODEL, self.model) for argument in self.arguments)
+
+    @property
+    def revision(self) -> str | None:
+        """The revision of the model on the hub in the arguments; None: the default one."""
+        return engine_arguments.parse_options(self.arguments).get("revision")
 
     @property
     def variables(self) -> dict[str, str]:

@@ -5,7 +5,6 @@ No tokenizer library is needed, because decoding only concatenates the bytes of 
 
 import functools
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,8 +85,7 @@ def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | No
     """
     configuration = server.configuration
     if checkpoint is None and configuration is not None:
-        environment = {**os.environ, **dict(configuration.environment)}
-        checkpoint = folder_of(configuration.model, environment)
+        checkpoint = folder_of(configuration.model, configuration.variables, configuration.revision)
     if checkpoint is None or not (checkpoint / FILE).is_file():
         return None
     return load(checkpoint / FILE)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -163,7 +162,7 @@ def _served_folder(session: Session) -> Path | None:
     if run.servers.attached is not None or run.target.profile is None or not run.configurations:
         return None
     under_test = run.configurations.managed(run.profile.under_test)
-    return model_folder.folder_of(under_test.model, os.environ | dict(under_test.environment))
+    return model_folder.folder_of(under_test.model, under_test.variables, under_test.revision)
 
 
 def _identity(session: Session) -> Identity:

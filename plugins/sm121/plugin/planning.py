@@ -16,7 +16,7 @@ import pytest
 
 from sm121.checkpoint import inspection
 from sm121.compilation.jit import FlashInferModules
-from sm121.core import architecture, interpreter, templates
+from sm121.core import architecture, engine_arguments, interpreter, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.profile import Profile
@@ -376,13 +376,14 @@ def _memory(settings: Settings, chosen: Target, profile: Profile) -> Iterable[st
     if chosen.arch != _ONE_MEMORY:
         return
     model = settings.target.model or profile.model.id
+    under_test = profile.configurations[profile.under_test]
+    arguments = (*profile.engine.arguments, *under_test.arguments, *settings.engine.arguments)
+    revision = engine_arguments.parse_options(arguments).get("revision")
     try:
-        checkpoint = inspection.inspect(model)
+        checkpoint = inspection.inspect(model, revision=revision)
     except (Sm121Error, OSError) as error:
         yield f"memory: not forecast: {error}"
         return
-    under_test = profile.configurations[profile.under_test]
-    arguments = (*profile.engine.arguments, *under_test.arguments, *settings.engine.arguments)
     try:
         start = StartArguments.of(arguments, checkpoint)
     except Sm121Error as error:

@@ -180,7 +180,9 @@ class KernelPaths:
             return wrong
         stated = self._profile.model
         variables = configuration.variables
-        other = identity.contradiction(stated.id, stated.digest, configuration.model, variables)
+        other = identity.contradiction(
+            stated.id, stated.digest, configuration.model, variables, configuration.revision
+        )
         if other:
             wrong.append(Contradiction("model", other, other))
         return wrong

@@ -68,7 +68,7 @@ def fingerprint_of(
     if run.servers.attached is not None:
         model = f"served:{run.servers.attached.endpoint.served_name}"
     if managed is not None:
-        model = identity(managed.model, variables)
+        model = identity(managed.model, variables, managed.revision)
         arguments = redact_arguments(managed.arguments, run.record.secrets)
         environment = _shown_environment(session, variables)
     name_and_version = [run.record.file.engine.name, run.record.file.engine.version]

@@ -104,7 +104,7 @@ def read_facts(server: Server, can: Capabilities, model: str | None = None) -> S
     if server.log is not None and server.reader is not None:
         path = kernel_path.read_log(server.log, server.reader)
     named = model or path.log.model or server.root or server.endpoint.served_name
-    folder = model_folder.folder_of(named)
+    folder = model_folder.served_folder(named, path.log.asked)
     checkpoint = None
     why = f"{named} is neither a folder nor in the hub's cache of this machine"
     if folder is not None:
