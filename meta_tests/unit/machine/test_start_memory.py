@@ -12,7 +12,7 @@ import pytest
 import sm121.fixtures
 
 from meta_tests.fakes import checkpoints
-from meta_tests.folders import DATA
+from meta_tests.folders import DATA, ROOT
 from sm121.checkpoint import inspection, kv_cache
 from sm121.core import profile
 from sm121.core.errors import Sm121Error
@@ -87,6 +87,31 @@ def test_a_start_leaves_what_was_published(row, gpt_oss):
     low, high = forecast.kv_cache(overhead.most), forecast.kv_cache(overhead.least)
     assert low <= row["kv_gib"] <= high
     assert forecast.weights == pytest.approx(row["loaded_gib"], rel=0.02)
+
+
+@pytest.mark.parametrize("row", by_source("held_out"))
+def test_a_start_with_which_the_range_was_not_chosen(row):
+    """The errors on docs/plans.md: those of the other starts are too small."""
+    total = row["total_gib"]
+    start = replace(START, utilisation=row["utilisation"])
+    memory = MachineMemory(total, total, total, 0.0)
+    forecast = MemoryForecast(start, memory, row["loaded_gib"], None)
+    error = abs(forecast.usual_kv_cache - row["kv_gib"]) / forecast.requested
+    assert row["share"] - 0.01 < error <= row["share"]
+    beside = start_memory.overhead()
+    low, high = forecast.kv_cache(beside.most), forecast.kv_cache(beside.least)
+    assert (low <= row["kv_gib"] <= high) == ("outside" not in row)
+
+
+def test_the_page_has_the_errors_of_the_starts_that_were_held_out():
+    rows = PUBLISHED["held_out"]
+    sources = {row["source"] for row in PUBLISHED["start"]}
+    assert len(rows) == 13 and not sources & {row["source"] for row in rows}
+    text = " ".join((ROOT / "docs/plans.md").read_text("utf-8").split())
+    small = sum(row["share"] <= 0.05 for row in rows)
+    largest = max(row["share"] for row in rows if "outside" not in row)
+    assert f"at most 5 % of the requested memory in {small} starts" in text
+    assert f"at most {largest:.0%}".replace("%", " %") in text
 
 
 @pytest.mark.parametrize(
