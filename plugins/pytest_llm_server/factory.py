@@ -2,17 +2,20 @@
 
 import contextlib
 import math
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from pytest_llm_server import ServerFailed
+from pytest_llm_server import ServerFailed, options
 from pytest_llm_server.run import Run
 from pytest_llm_server.server import LlmServer
-from pytest_llm_server.servers import Start
+from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.errors import UsageError
+from sm121.engines import protocol, registry
 
 _NO_MODEL = (
     "expected a model: give --llm-model MODEL or llm_model in pytest.ini, or the address of a "
@@ -113,14 +116,19 @@ class LlmServerFactory:
         __tracebackhide__ = True
         if model is None:
             raise ServerFailed(_NO_MODEL)
-        start = Start(
-            model=str(model),
-            arguments=tuple(arguments),
-            environment=environment,
+        wrong = options.wrong_start(engine, arguments)
+        if wrong is not None:
+            raise ServerFailed(wrong)
+        configuration = ServerConfiguration(
+            name="llm",
             engine=engine,
-            ready_within_s=ready_within_s,
+            python=_python(engine),
+            model=str(model),
+            served_name=str(model),
+            arguments=tuple(arguments),
+            environment=environment_items(environment),
         )
-        return self._run.servers().started(start, self._folder)
+        return self._run.servers().started(configuration, ready_within_s, self._folder)
 
 
 def _texts(arguments: Iterable[object]) -> tuple[str, ...]:
@@ -167,3 +175,14 @@ def _refuse_seconds(seconds: object) -> None:
     __tracebackhide__ = True
     if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ServerFailed(f"ready_within_s: expected seconds above 0, got {seconds!r}")
+
+
+def _python(engine: str) -> str:
+    """Return the Python interpreter for an engine, or the path of an engine's executable."""
+    described = registry.engine(engine)
+    if not isinstance(described, protocol.Program):
+        return sys.executable
+    path = shutil.which(described.program)
+    if path is None:
+        raise ServerFailed(f"engine {engine}: expected {described.program} on the PATH")
+    return path

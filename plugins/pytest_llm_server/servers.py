@@ -2,29 +2,27 @@
 
 import contextlib
 import logging
-import shutil
-import sys
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from pytest_llm_server import ServerFailed, crashes, options
+from pytest_llm_server import ServerFailed, crashes
 from pytest_llm_server.options import Asked
 from pytest_llm_server.redacting import redacted
 from pytest_llm_server.server import LlmServer
 from pytest_llm_server.timer import Timer
-from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.options import Option
 from sm121.core.redaction import secrets_of
-from sm121.engines import attached, dead_runs, given_key, protocol, registry
+from sm121.engines import attached, dead_runs, given_key
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.endings import StopReport
 from sm121.engines.life import Dead, Life, ManagedLife
 from sm121.engines.managed import ManagedServer
+from sm121.engines.pool import PoolHooks, ServerPool
 from sm121.engines.server_errors import StartError
-from sm121.engines.starting import StartHooks, StartLimits
+from sm121.engines.starting import StartLimits
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelBefore
 
@@ -35,25 +33,6 @@ _STALLED_AFTER_S = 90.0
 _STOP_WITHIN_S = 20.0
 #: After a failed test, a server counts as hung if it serves no token within this many seconds.
 _ANSWERS_WITHIN_S = 10.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """A server to start.
-
-    Attributes:
-        model: The model: a folder or a Hugging Face name.
-        arguments: Command-line arguments of the engine.
-        environment: Environment variables of the engine, in addition to those of this process.
-        engine: The name of the engine.
-        ready_within_s: The maximum duration of the start in seconds.
-    """
-
-    model: str
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    engine: str
-    ready_within_s: float
 
 
 class Servers:
@@ -105,61 +84,51 @@ class Servers:
         self._attached = LlmServer(server.endpoint, None)
         return self._attached
 
-    def started(self, start: Start, folder: Path) -> "StartedServer":
+    def started(
+        self, configuration: ServerConfiguration, ready_within_s: float, folder: Path
+    ) -> "StartedServer":
         """Return a context manager that starts a server when its block begins.
 
         Args:
-            start: The server.
+            configuration: The configuration of the server.
+            ready_within_s: The maximum duration of the start in seconds.
             folder: The folder for the server's log and crash bundle.
         """
-        return StartedServer(self, start, folder)
+        pool = ServerPool(
+            limits=StartLimits(ready_within_s, _STALLED_AFTER_S, _STOP_WITHIN_S),
+            directory=folder,
+            run_id=self._run_id,
+            secrets=self._secrets,
+            hooks=PoolHooks(
+                notify=lambda _name, phase: _log.info("%s: %s", configuration.model, phase.text),
+                on_start=_log_start,
+            ),
+        )
+        return StartedServer(self, pool, configuration)
 
-    def start(self, start: Start, folder: Path) -> ManagedLife:
-        """Start a server.
+    def start(self, pool: ServerPool, configuration: ServerConfiguration) -> LlmServer:
+        """Start a server. It is checked after each test, until `stop` is called.
 
         Args:
-            start: The server.
-            folder: The folder for the server's log and crash bundle.
-
-        Returns:
-            The server's life. It is checked after each test, until `stop` is called.
+            pool: The pool in which the server runs alone.
+            configuration: The configuration of the server.
 
         Raises:
             ServerFailed: The server did not start.
         """
         __tracebackhide__ = True
-        wrong = options.wrong_start(start.engine, start.arguments)
-        if wrong is not None:
-            raise ServerFailed(wrong)
-        configuration = ServerConfiguration(
-            name="llm",
-            engine=start.engine,
-            python=_python(start.engine),
-            model=start.model,
-            served_name=start.model,
-            arguments=start.arguments,
-            environment=environment_items(start.environment),
-        )
-        managed = ManagedServer(
-            configuration,
-            registry.engine(start.engine),
-            StartLimits(start.ready_within_s, _STALLED_AFTER_S, _STOP_WITHIN_S),
-            folder,
-            self._run_id,
-            StartHooks(notify=lambda phase: _log.info("%s: %s", start.model, phase.text)),
-        )
-        self._secrets.update(managed.secrets, secrets_of(start.environment))
-        _log.info("%s starts; log: %s", start.model, managed.launch.log)
+        self._secrets.update(secrets_of(dict(configuration.environment)))
         with self._timer.stopped():
             dead_runs.end_dead_runs()
             try:
-                managed.start()
+                server = pool.get(configuration)
             except StartError as error:
                 cause = crashes.of_start(error)
-                raise self._failed(managed, "the server did not start", cause) from None
-        life = ManagedLife(managed)
-        self._lives.append(life)
-        return life
+                assert pool.latest is not None
+                raise self._failed(pool.latest, "the server did not start", cause) from None
+        assert pool.life is not None
+        self._lives.append(pool.life)
+        return LlmServer(server.endpoint, server.log)
 
     def redact(self, text: str) -> str:
         """Remove the API keys of the servers from a text.
@@ -225,25 +194,27 @@ class Servers:
             redact=self.redact,
         )
 
-    def stop(self, life: ManagedLife, error: BaseException | None) -> None:
+    def stop(self, pool: ServerPool, error: BaseException | None) -> None:
         """Stop a server.
 
         Args:
-            life: The server's life.
+            pool: The server's pool.
             error: The error that ends the server's block; None if it ends without an error.
 
         Raises:
             ServerFailed: The server died and no test has reported this, or it did not stop cleanly.
         """
         __tracebackhide__ = True
+        life = pool.life
+        assert life is not None
         was_reported = life.accounted
         failed = self._look_at(life, test_failed=error is not None)
         self._lives.remove(life)
         with self._timer.stopped():
-            report = life.managed.stop()
+            report = pool.stop()
         if failed is not None:
             raise failed from error
-        if error is None and not was_reported and not report.clean:
+        if error is None and not was_reported and report is not None and not report.clean:
             raise ServerFailed(_left(report))
 
 
@@ -252,15 +223,16 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
 
     Args:
         servers: The servers of the run.
-        start: The server.
-        folder: The folder for the server's log and crash bundle.
+        pool: The server's pool.
+        configuration: The server's configuration.
     """
 
-    def __init__(self, servers: Servers, start: Start, folder: Path) -> None:
+    def __init__(
+        self, servers: Servers, pool: ServerPool, configuration: ServerConfiguration
+    ) -> None:
         self._servers = servers
-        self._start = start
-        self._folder = folder
-        self._life: ManagedLife | None = None
+        self._pool = pool
+        self._configuration = configuration
 
     def __enter__(self) -> LlmServer:
         """Start the server.
@@ -269,10 +241,7 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
             ServerFailed: The server did not start.
         """
         __tracebackhide__ = True
-        self._life = self._servers.start(self._start, self._folder)
-        endpoint = self._life.managed.endpoint
-        assert endpoint is not None
-        return LlmServer(endpoint, self._life.managed.launch.log)
+        return self._servers.start(self._pool, self._configuration)
 
     def __exit__(
         self,
@@ -286,8 +255,11 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
             ServerFailed: The server died and no test has reported this, or it did not stop cleanly.
         """
         __tracebackhide__ = True
-        if self._life is not None:
-            self._servers.stop(self._life, error)
+        self._servers.stop(self._pool, error)
+
+
+def _log_start(managed: ManagedServer) -> None:
+    _log.info("%s starts; log: %s", managed.configuration.model, managed.launch.log)
 
 
 def _left(report: StopReport) -> str:
@@ -300,14 +272,3 @@ def _left(report: StopReport) -> str:
     if report.crash is not None:
         left.append(f"it died of {report.crash} during the stop")
     return f"the server did not stop cleanly: {'; '.join(left)}. Log: {report.log}"
-
-
-def _python(engine: str) -> str:
-    """Return the Python interpreter for an engine, or the path of an engine's executable."""
-    described = registry.engine(engine)
-    if not isinstance(described, protocol.Program):
-        return sys.executable
-    path = shutil.which(described.program)
-    if path is None:
-        raise ServerFailed(f"engine {engine}: expected {described.program} on the PATH")
-    return path

@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from meta_tests.fakes.another_model import CHECKPOINT, CONTEXT, END, MODEL, PROMPT, another_model
-from meta_tests.fakes.two_ranks import TwoRanks
-from meta_tests.folders import FAKES
+from meta_tests.fakes.fault_engine import FaultEngine
 from sm121 import cli
 from sm121.answers import exam
 from sm121.answers.agreement import TokenAgreement
@@ -18,7 +17,6 @@ from sm121.answers.golden_comparison import GoldenComparison
 from sm121.checkpoint import inspection
 from sm121.clock.measuring import Number, Result
 from sm121.core import profile
-from sm121.core.configuration import ServerConfiguration
 from sm121.engines import registry
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_start import LogStart
@@ -334,17 +332,6 @@ def test_arguments_and_path_are_those_of_the_log(draft, tmp_path):
 )
 def test_toml(value, expected):
     assert profile_draft.toml(value) == expected
-
-
-class FaultEngine(TwoRanks):
-    """Starts ``fault_server.py`` with that program's arguments."""
-
-    name = "vllm"
-    reserved_arguments: tuple[str, ...] = ("--port",)
-
-    def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-        program = [configuration.python, str(FAKES / "fault_server.py"), "--port", str(port)]
-        return [*program, *configuration.arguments]
 
 
 def test_a_server_is_started_and_stopped(tmp_path, capsys, monkeypatch):

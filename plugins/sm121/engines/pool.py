@@ -41,8 +41,8 @@ class PoolHooks:
 
     #: Called with a configuration's name and the current phase of its server's start.
     notify: Callable[[str, starting.StartPhase], None] = lambda _name, _phase: None
-    #: Called with a configuration's name before its server is started.
-    on_start: Callable[[str], None] = lambda _name: None
+    #: Called before a server is started.
+    on_start: Callable[[ManagedServer], None] = lambda _managed: None
     #: Called with the report of each start, successful or not.
     on_start_end: Callable[[StartReport], None] = lambda _start: None
     #: Called before a ready server is stopped.
@@ -103,7 +103,7 @@ class ServerPool:
             raise self._failures[configuration.key].with_traceback(None)
         managed = self._make(configuration)
         self.secrets.update(managed.secrets)
-        self.hooks.on_start(configuration.name)
+        self.hooks.on_start(managed)
         self.latest = managed
         self._starting = managed
         began = time.monotonic()

@@ -23,11 +23,11 @@ from sm121.core.files import refuse_unwritable, write_text
 from sm121.core.server import Server
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
-from sm121.engines import attached, attached_log, dead_runs, given_key, registry
+from sm121.engines import attached, attached_log, dead_runs, given_key
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
-from sm121.engines.managed import ManagedServer
-from sm121.engines.starting import StartHooks, StartLimits
+from sm121.engines.pool import PoolHooks, ServerPool
+from sm121.engines.starting import StartLimits
 from sm121.evidence import signatures
 from sm121.session import answer_spread, served_facts
 from sm121.session.known_answers import ExamClient
@@ -186,19 +186,17 @@ def _server(request: InitRequest, arch: str, say: Say) -> Iterator[tuple[Server,
     )
     dead_runs.end_dead_runs()
     with tempfile.TemporaryDirectory(prefix="sm121-init-profile-") as folder:
-        managed = ManagedServer(
-            configuration,
-            registry.engine(request.engine),
-            StartLimits(_READY_WITHIN_S, _STALLED_AFTER_S, _STOP_WITHIN_S),
-            Path(folder),
-            uuid.uuid4().hex,
-            StartHooks(notify=lambda phase: say(f"start: {phase.text}")),
+        pool = ServerPool(
+            limits=StartLimits(_READY_WITHIN_S, _STALLED_AFTER_S, _STOP_WITHIN_S),
+            directory=Path(folder),
+            run_id=uuid.uuid4().hex,
+            hooks=PoolHooks(notify=lambda _name, phase: say(f"start: {phase.text}")),
         )
         try:
-            server = managed.start()
+            server = pool.get(configuration)
             yield server, detect(server, request.engine)
         finally:
-            managed.stop()
+            pool.stop()
 
 
 def _attached(request: InitRequest, url: str, say: Say) -> tuple[Server, Capabilities]:

@@ -372,7 +372,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
         secrets=run.record.secrets,
         hooks=pool.PoolHooks(
             notify=starting.StartProgress(partial(_show_start, session), begins=run.record.verbose),
-            on_start=lambda name: run.record.emit(ServerStarting(name)),
+            on_start=lambda managed: run.record.emit(ServerStarting(managed.configuration.name)),
             on_start_end=lambda start: run.record.emit(StartEnded(start)),
             before_stop=run.log_errors.judge,
             on_stop=session.server_stopped,
