@@ -1,5 +1,7 @@
 """Reports on a server that did not start, died or hangs: a crash bundle and an error."""
 
+from collections.abc import Sequence
+
 from pytest_llm_server import ServerFailed
 from sm121.core.waiting import until
 from sm121.engines import life, managed_evidence
@@ -55,6 +57,7 @@ def report(
     *,
     test: str | None,
     before: KernelBefore,
+    starts: Sequence[tuple[float, float]],
     redact: Redact,
 ) -> ServerFailed:
     """Write a crash bundle, and return the error for the test.
@@ -65,9 +68,12 @@ def report(
         cause: The cause that the log shows.
         test: The id of the running test; None between two tests.
         before: The beginning of the run.
+        starts: When each successful start of the run began and ended (``time.monotonic``).
         redact: Removes secrets from a text.
     """
-    evidence = managed_evidence.gather(managed, cause, what, before=before, secrets=managed.secrets)
+    evidence = managed_evidence.gather(
+        managed, cause, what, before=before, starts=starts, secrets=managed.secrets
+    )
     evidence.test = test
     folder = managed.directory / crash_bundle.FOLDER
     try:

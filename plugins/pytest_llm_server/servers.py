@@ -53,6 +53,8 @@ class Servers:
         self._lives: list[Life] = []
         self._attached: LlmServer | None = None
         self._before = KernelBefore()
+        #: When each successful start began and ended.
+        self._starts: list[tuple[float, float]] = []
 
     def attach(self, url: str, option: Option) -> LlmServer:
         """Attach to the running server at an address. Only the first call probes it.
@@ -128,6 +130,7 @@ class Servers:
                 raise self._failed(pool.latest, "the server did not start", cause) from None
         assert pool.life is not None
         self._lives.append(pool.life)
+        self._starts += pool.start_spans
         return LlmServer(server.endpoint, server.log)
 
     def redact(self, text: str) -> str:
@@ -191,6 +194,7 @@ class Servers:
             cause,
             test=self._test(),
             before=self._before,
+            starts=self._starts,
             redact=self.redact,
         )
 
