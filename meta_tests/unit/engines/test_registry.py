@@ -174,6 +174,13 @@ def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
         measured(tmp_path, monkeypatch, (0, 0), writes=False)
 
 
+def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch):
+    """Its message named --engine-python, which the command does not have."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(UsageError, match=r"^sglang: .*Name its interpreter: sglang=PYTHON$"):
+        side_by_side.check(side_by_side.parse("sglang"))
+
+
 def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
     fake = str(executable(tmp_path / "llama-server", "exit 1"))
     monkeypatch.setenv("PATH", "/nowhere")

@@ -67,7 +67,13 @@ def check(contestant: Contestant) -> None:
                 f"{contestant.name}: expected {engine.program} on the PATH, or "
                 f"{contestant.name}=PROGRAM"
             )
-    engine.check_interpreter(path or sys.executable, os.environ)
+    try:
+        engine.check_interpreter(path or sys.executable, os.environ)
+    except UsageError as error:
+        if path is not None:
+            raise
+        name = contestant.name
+        raise UsageError(f"{name}: {error}. Name its interpreter: {name}=PYTHON") from error
 
 
 def run(
