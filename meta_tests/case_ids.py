@@ -4,9 +4,10 @@ pytest names a list, a dict or a long text after its argument and its position: 
 ``line12``. A search for such an id does not find the row.
 """
 
-#: pytest shows a text of this length as it is.
+#: pytest shows a text of at most this length in full.
 _LONGEST = 100
-#: How much of a longer one is shown. A line of the source has 100 characters with its indentation.
+#: The number of characters that are shown of a longer text. A line of the source has 100 characters
+#: with its indentation.
 _SHOWN = 80
 
 

@@ -36,7 +36,7 @@ collect_ignore = [
     "whole/downstream_gpu_arch",
     "whole/downstream_llm_server",
 ]
-#: Leaves out the tests that need torch.
+#: If the variable is set, the tests that need torch are left out.
 LIGHT = "SM121_META_LIGHT" in os.environ
 
 
@@ -56,12 +56,12 @@ if count := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
 os.environ.setdefault("SM121_CANARY", str(ROOT / ".cache" / "canary"))
 
 MARK = "SM121_META_TEST"
-#: What the controller tells its workers: the address of the process that forks runs.
+#: The key under which the controller passes its workers the address of the process that forks runs.
 WARM = "warm_pytest"
 _TEMPLATE = pytest.StashKey[Template]()
 
-# The suite's own tests run in parallel, and a measuring run must not refuse another one. The
-# variable names the folder of the lock.
+# The suite's own tests run in parallel, and a measuring run must not refuse another one. Therefore
+# they do not use the machine's lock: this variable names another folder for it.
 _LOCKS = tempfile.TemporaryDirectory(prefix="meta-locks-")
 if MARK not in os.environ:
     os.environ["SM121_LOCKS"] = _LOCKS.name
@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(case_ids, "case_ids")
     config.addinivalue_line("markers", "alone: it measures time on a quiet machine")
     config.addinivalue_line("filterwarnings", "error")
-    # "no file to compare with", "another machine": warnings for the user.
+    # Show pytest-benchmark's warnings, for example "no file to compare with", but do not raise
+    # them.
     config.addinivalue_line(
         "filterwarnings", "default::pytest_benchmark.logger.PytestBenchmarkWarning"
     )
@@ -298,7 +299,7 @@ def start_pytest(
         variables = {**inherited, MARK: mark, **(environment or {})}
         options = ["-p", "no:cacheprovider", "--report-dir", str(report), *arguments]
         if not any(argument.startswith("--benchmark-storage") for argument in arguments):
-            # The folder of recorded durations, apart from those of this checkout.
+            # Use another folder for recorded durations than this checkout's.
             options.insert(0, f"--benchmark-storage={tmp_path / 'benchmarks'}")
         process: subprocess.Popen[str] | WarmRun
         if warm and can_fork(arguments, environment or {}):

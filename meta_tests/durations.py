@@ -9,11 +9,11 @@ import pytest
 
 from meta_tests.folders import META, ROOT
 
-#: Seconds by file of `make test` and of the slow tests of `make catalogues`, as last recorded here.
-#: A new checkout has none.
+#: The last recorded seconds of each file of `make test`, and of the slow tests of `make
+#: catalogues`. A new checkout has no records.
 RECORD = ROOT / ".cache" / "test-durations.json"
-#: The first files without a record, in this order. If one of them started last, one worker would be
-#: busy while the others have ended.
+#: The first files to start without a record, in this order. If one of them started last, one worker
+#: would be busy while the others have ended.
 LONGEST = (
     "faults/test_false_greens.py",
     "faults/test_fault_catalogue.py",
@@ -114,8 +114,8 @@ LONGEST = (
     "whole/test_layers.py",
     "unit/clock/test_measuring.py",
 )
-#: The same for tests that measure time. The traps come last: each is short, so all workers end at
-#: about the same time.
+#: The first files to start of those that measure time. The measuring traps come last: each of them
+#: is short, so that all workers end at about the same time.
 LONGEST_ALONE = (
     "whole/test_measuring_gate.py",
     "whole/test_lines_of_a_whole_run.py",

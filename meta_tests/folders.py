@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-#: The project.
+#: The folder of the project.
 ROOT = Path(__file__).resolve().parents[1]
 META = ROOT / "meta_tests"
 DATA = META / "data"

@@ -21,18 +21,19 @@ from _pytest.runner import runtestprotocol
 from meta_tests.folders import ROOT
 from sm121.machine.cpu_use import CpuUse
 
-#: How long the machine is watched before a test, in seconds.
+#: For how many seconds the machine is watched before a test.
 WATCHED_S = 0.5
-#: How long a test waits until it is idle, in seconds; then it runs in any case.
+#: How many seconds a test waits for an idle machine. After that, it runs in any case.
 WAIT_S = 45.0
-#: The share of the CPU that other processes may use on an idle machine: a fifth of one of two
-#: cores.
+#: The share of the CPU that other processes may use on an idle machine. It is a fifth of one core,
+#: if there are two.
 OTHERS = 0.1
 #: The largest number of runs of a test. Its timeout applies to all of them together.
 ATTEMPTS = 3
-#: A property of a report: why the test was repeated.
+#: The property of a report that contains the reason for a repetition of the test.
 RUN_AGAIN = "run_again"
-#: Workers share this lock while they run a test; a test by itself holds it exclusively.
+#: A lock that all workers share while they run tests. A test that must run alone holds it
+#: exclusively.
 LOCK = ROOT / ".cache" / "alone.lock"
 
 
@@ -128,7 +129,7 @@ def others_for_a_moment() -> float:
 def _run(item: pytest.Item, nextitem: pytest.Item | None, by_itself: bool) -> Attempt:
     with held(by_itself) as is_by_itself:
         wait_for_a_quiet_moment(others_for_a_moment)
-        item._initrequest()  # fixtures of an earlier run are removed
+        item._initrequest()  # remove the fixtures of the earlier run
         before = CpuUse.take(list)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         others = CpuUse.take(list).since(before)[0]

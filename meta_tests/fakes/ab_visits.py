@@ -6,7 +6,7 @@ from sm121.regression import ab, hypothesis, start_pairs
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.hypothesis import Criterion, Review
 
-#: A hypothesis of which only the criteria are tested.
+#: A hypothesis in which only the criteria matter for the tests.
 REVIEW = Review(
     assumptions=("the experts wait for memory",),
     inefficiencies=("scales are read twice",),

@@ -27,7 +27,7 @@ CAPITALS = {
     "Peru": "Lima",
     "Norway": "Oslo",
 }
-#: A fact whose third answer is wrong.
+#: A fact about which the third answer is wrong.
 FORGOTTEN = "Peru"
 
 

@@ -28,7 +28,7 @@ class Module:
     def read(self, part: Tensor) -> Tensor:
         if part.dtype == self.cache:
             return part.float()
-        # Memory of another type: garbage.
+        # The memory contains values of another type, so the result is garbage.
         size = part.element_size() * part.numel()
         storage = torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
         wide = storage.repeat(3)[: size * 2].view(self.cache)

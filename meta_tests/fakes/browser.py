@@ -96,7 +96,7 @@ def accessibility(page: Any, part: str = "html") -> list[str]:
     """Return one line for each axe-core rule that a part of a page violates."""
     rules = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     if not page.evaluate("typeof axe !== 'undefined'"):
-        # Not as a script element, which the page's content security policy refuses.
+        # Do not add a script element, because the page's content security policy refuses it.
         page.evaluate(rules)
     return page.evaluate(
         """async (part) => (await axe.run(part, { resultTypes: ["violations"] })).violations.map(

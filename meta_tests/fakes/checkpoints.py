@@ -38,10 +38,10 @@ class PublicCheckpoint:
     name: str
     config: dict[str, Any]
     tensors: dict[str, Entry] = field(repr=False)
-    #: The published number of tensors, and their bytes.
+    #: The published number of tensors, and the number of their bytes.
     published_tensors: int = 0
     published_bytes: int = 0
-    #: The number of parameters by dtype on the hub; empty: not published.
+    #: The number of parameters of each dtype on the hub; empty if it is not published.
     published_values: dict[str, int] = field(default_factory=dict)
 
     def with_tensors(self, change: Callable[[str, Entry], dict[str, Entry]]) -> "PublicCheckpoint":

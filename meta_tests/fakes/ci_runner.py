@@ -23,7 +23,7 @@ from meta_tests.fakes.loopback import JsonHandler
 
 FILES = {"github": "github-actions.yml", "gitlab": "gitlab-ci.yml"}
 EXAMPLES = {name: (ROOT / "docs" / "ci" / file).read_text() for name, file in FILES.items()}
-#: GitLab's names of GitHub's events.
+#: GitLab's names for GitHub's events.
 _PIPELINES = {
     "pull_request": {"CI_PIPELINE_SOURCE": "merge_request_event"},
     "push": {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": "main"},
@@ -73,9 +73,9 @@ class Image:
     is_started: bool
     status: int
     output: str
-    #: Whether the Spark's job starts.
+    #: Whether the job on the Spark starts.
     is_judged: bool
-    #: The image of its container, and the packages that it installs.
+    #: The image of the job's container, and the packages that the job installs.
     name: str
     install: str
 
@@ -95,7 +95,8 @@ class Scripts:
         (folder / "tmp").mkdir()
         for name in ("conftest.py", "pytest.ini"):
             (self.suite / name).symlink_to(ROOT / name)
-        for level in ("smoke", "performance", "regression"):  # the collected levels
+        # The levels of which tests were collected.
+        for level in ("smoke", "performance", "regression"):
             name = f"tests/test_{level}.py"
             (self.suite / name).symlink_to(ROOT / name)
         self._program("docker", _DOCKER)
@@ -265,7 +266,8 @@ class Runner(Scripts):
             "pytest",
             "import os, sys\n"
             "is_night = '--certify' in sys.argv\n"
-            "if is_night: del os.environ['PYTHONPATH']\n"  # that environment contains the stand-in
+            # That environment contains the simulated GB10.
+            "if is_night: del os.environ['PYTHONPATH']\n"
             f"start = {certified!r} if is_night else {typed!r}\n"
             "os.execv(start[0], start + sys.argv[1:])",
         )

@@ -53,9 +53,9 @@ class Fault:
     #: Creates a new hook for each run, so that the hook may have a state.
     exchange: Callable[[], Exchange] | None = None
     status: Callable[[str], int | None] = lambda _path: None
-    #: Parts of the names of the tests whose requests it changes; empty: all tests.
+    #: Parts of the names of the tests whose requests the fault changes; empty for all tests.
     among: tuple[str, ...] = ()
-    #: Why no test can detect it.
+    #: If no test can detect the fault, the reason.
     why: str = ""
 
 
@@ -139,7 +139,7 @@ class FaultProxy:
         self._upstream = upstream
         self._key = key
         self._http = http
-        #: Its address.
+        #: The address of the proxy.
         self.base_url = ""
         #: Exceptions of the proxy itself since the last switch of the fault.
         self.errors: list[str] = []

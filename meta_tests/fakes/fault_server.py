@@ -58,7 +58,7 @@ class Handler(JsonHandler):
                 self.say({"models": 3})
             else:
                 entry = {"id": NAMES.get(self.fault, MODEL), "object": "model", "owned_by": "meta"}
-                # A suite that attaches waits to see whether this stops changing.
+                # When the suite attaches, it waits to see whether this value stops changing.
                 if self.fault == "created":
                     entry["created"] = 0
                 self.say({"object": "list", "data": [entry]})

@@ -9,7 +9,7 @@ from sm121.run.verdict_file import (
     VerdictFile,
 )
 
-#: The value of a removed field.
+#: The value that stands for a removed field.
 TAKEN_OUT = None
 ASKED = Fingerprint(
     profile="p1", profile_shipped=True, provider="torch", configuration="cutlass", model="m1",

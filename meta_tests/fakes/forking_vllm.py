@@ -33,7 +33,7 @@ def _leave_the_server_alone() -> None:
             descriptor = int(entry.name)
             try:
                 is_socket = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-            except OSError:  # the descriptor of the directory listing
+            except OSError:  # it is the descriptor of the directory listing
                 continue
             if is_socket and _has_an_internet_address(descriptor):
                 os.dup2(nowhere.fileno(), descriptor)
@@ -45,7 +45,7 @@ def _has_an_internet_address(descriptor: int) -> bool:
 
 
 if __name__ == "__main__":
-    # As with `python -m`: no import from the folder of this script.
+    # As with `python -m`, modules are not imported from the folder of this script.
     sys.path[0] = str(Path.cwd())
     multiprocessing.get_context = _forking
     os.register_at_fork(after_in_child=_leave_the_server_alone)

@@ -41,7 +41,7 @@ def active(arguments: Sequence[str]) -> dict[str, str]:
     return planted
 
 
-# ------------------------------------------------------------------------------------- the plugin
+# ------------------------------------------------------------------------------------- The plugin
 
 if __name__ != "__main__":
     from sm121.core.configuration import ServerConfiguration
@@ -79,7 +79,7 @@ if __name__ != "__main__":
     registry.register(MatrixEngine())
 
 
-# ------------------------------------------------------------------------------------- the server
+# ------------------------------------------------------------------------------------- The server
 
 
 def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
@@ -124,7 +124,7 @@ def server_of(faults: Collection[str]) -> tuple[Any, Any]:
                 print("CUDA error: an illegal memory access was encountered", flush=True)
                 os._exit(1)
             self.running += 1
-            await asyncio.sleep(0.02)  # so that concurrent requests run together
+            await asyncio.sleep(0.02)  # wait, so that concurrent requests run together
             together = "corrupt-together" in faults and self.running > 1
             prompt = body["prompt"]
             tokens = int(body["max_tokens"])

@@ -25,7 +25,8 @@ from sm121.run.verdict_file import ChangeReport, MetricReport, TestReport, Verdi
 
 LOG = ROOT / "docs" / "evidence" / "h200-120b-shape.log"
 _RATE = re.compile(r"^(\S+@d\d+) ([\d.]+) ([\d.]+) ([\d.]+) tok/s PASS usage$", re.M)
-#: The H200's memory bandwidth in GB/s by that log, divided by the bytes per token at depth 0.
+#: The H200's memory bandwidth in GB/s according to that log, divided by the bytes per token at
+#: depth 0.
 _H200_ROOFLINE = 4092.0 / 5.0
 _CUTLASS = "vLLM, CUTLASS FP8 x FP4"
 _BEFORE = "vLLM, best before"

@@ -24,7 +24,7 @@ PROMPT = 512
 TOKENS = (16, 64)
 ROUNDS = 3
 SETTINGS = {"prompt_tokens": PROMPT, "tokens": TOKENS, "rounds": ROUNDS}
-#: The metrics of the performance level that `clock` also has, with their parameters.
+#: The metrics of the performance level that `sm121.clock` can also measure, with their parameters.
 METRICS = [
     ("pp", {}),
     ("tg", {"tokens": 16}),
@@ -56,7 +56,7 @@ def numbers_of_the_suite(url: str, folder: Path) -> dict[str, Measurement]:
             bench = Bench(server, plan)
             chosen = [metrics.find(key, **parameters) for key, parameters in METRICS]
             cell = bench.cell(0)
-            for metric in chosen:  # some may need more rounds, which then count for all
+            for metric in chosen:  # a metric may need more rounds, which then count for all metrics
                 bench.read(metric, cell)
             return {metric.name(cell): bench.read(metric, cell) for metric in chosen}
 

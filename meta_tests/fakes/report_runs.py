@@ -31,7 +31,7 @@ HOSTILE = (
     "</pre><b>bold?</b>\u2028\u202etxt\x1b[31m"
 )
 _DATA: dict[str, Any] = tomllib.loads((DATA / "report-runs.toml").read_text("utf-8"))
-#: Values that are unknown after a crash.
+#: Levels whose values are unknown after a crash.
 _AFTER_A_CRASH = ("performance", "regression", "matrix")
 
 

@@ -17,7 +17,8 @@ from sm121.core.server import Endpoint, Server
 from sm121.core.vocabulary import FILE, byte_alphabet
 
 Json = dict[str, Any]
-#: Called with the body of a request, whether others are running, and the correct answer.
+#: A function that changes an answer. It gets the body of the request, whether other requests are
+#: running, and the correct answer.
 Break = Callable[[Json, bool, Json], None]
 LETTERS = b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ,.0123456789"
 

@@ -117,7 +117,8 @@ class Handler(JsonHandler):
                 os.kill(os.getpid(), int(query["number"]))
             case "core" if self.core is not None:
                 os.kill(self.core.pid, int(query["number"]))
-                time.sleep(0.5)  # a watcher may read the exit status before it is collected
+                # Wait, so that a watcher can read the exit status before it is collected.
+                time.sleep(0.5)
                 self.core.wait()
                 type(self).dead = not self.options.heals
                 if self.options.heals:

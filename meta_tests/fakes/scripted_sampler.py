@@ -15,12 +15,13 @@ from meta_tests.fakes.loopback import JsonHandler, serving
 from sm121.core.server import Endpoint
 
 Json = dict[str, Any]
-#: The tokens of the vocabulary; the likeliest of them have the distances of a language model's
-#: logits.
+#: The tokens of the vocabulary. The logits of the likeliest tokens differ as much as in a language
+#: model.
 VOCABULARY = 300
 _SPREAD = 2.6
 _LISTED = 20
-#: The gap between two logits of about 8 in BF16: some tokens are equally likely.
+#: The difference between two neighbouring BF16 values near 8, so that some tokens are equally
+#: likely.
 _STEP = 2**-5
 
 
@@ -91,7 +92,7 @@ def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
     for at, token in enumerate(output):
         values = logits(prompt, output[:at])
         values -= values.max() + np.log(np.exp(values - values.max()).sum())
-        listed = [token, *np.argsort(-values)[:_LISTED]]  # in vLLM's order
+        listed = [token, *np.argsort(-values)[:_LISTED]]  # vLLM sends the tokens in this order
         names["tokens"].append(f"token_id:{token}")
         names["token_logprobs"].append(float(values[token]))
         names["top_logprobs"].append({f"token_id:{one}": float(values[one]) for one in listed})
@@ -110,7 +111,7 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
         entries: dict[tuple[int, ...], Json] = {}
         drawn = generator
         times = 1
-        if body.get("seed") is not None:  # for each prompt
+        if body.get("seed") is not None:  # repeated for each prompt
             drawn = np.random.default_rng(body["seed"])
             times = count
             count = 1

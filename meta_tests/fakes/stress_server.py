@@ -38,49 +38,53 @@ BLOCK = 128
 PLACES = 8
 STEP_S = float(os.environ.get("SM121_META_STEP_S", "0.002"))
 VOCABULARY = 50_000
-#: The texts of the first ids of o200k; answers contain only these.
+#: The texts of the first ids of o200k. Answers contain only these texts.
 SIGNS = [chr(sign) for sign in range(ord("!"), ord("~") + 1)]
 
 
-#: What happens when a prompt joins decoding requests: by their number, by its length.
+#: The harm that a prompt does when it joins decoding requests: the numbers of these requests, and
+#: the lengths of the prompt. The keys are faults.
 JOINED = _DATA["joined"]
-#: The number of concurrent requests of each kind from which they get the preceding request's
-#: answer.
+#: For each kind of request, the number of concurrent requests from which on they get the answer of
+#: the preceding request.
 NEIGHBOURS = _DATA["neighbours"]
-#: The change of the text of a chat or a response, from 16 concurrent requests on.
+#: The change of the text of a chat or a response, if at least 16 requests run at the same time.
 SPOILT: dict[str, Callable[[str], str]] = {
     "no-text": lambda _text: "",
     "junk-text": lambda text: "!" * len(text),
     "loop-text": lambda _text: "the " * 20,
 }
-#: The change of an answer with more than 1,000 tokens.
+#: The change of an answer that has more than 1,000 tokens.
 LONG: dict[str, Callable[[list[int]], list[int]]] = {
     "noise": lambda ids: [*ids[:300], *((n * 7 + 1) % len(SIGNS) for n in ids[300:])],
     "drifts": lambda ids: [*ids[:900], (ids[900] + 1) % len(SIGNS), *ids[901:]],
     "loops": lambda ids: [*ids[:600], *ids[200 : len(ids) - 400]],
 }
-#: The change, once, of an answer with more than three tokens.
+#: The change of one answer that has more than three tokens.
 ONCE: dict[str, Callable[[list[int]], list[int]]] = {
     "corrupted": lambda ids: [*ids[:2], (ids[2] + 1) % len(SIGNS), *ids[3:]],
     "lost": lambda ids: [*ids[:2], *ids[3:]],
     "doubled": lambda ids: [*ids[:2], ids[1], *ids[2:]],
 }
-#: The text of token n in a long answer, with this fault.
+#: The text of token n in a long answer that has this fault.
 TEXTS: dict[str, Callable[[int, str], str]] = {
     "noisy-text": lambda n, sign: f"{sign} noise " if n > 900 else sign,
     "lost-text": lambda n, sign: "" if n == 500 else sign,
     "cut-text": lambda n, sign: "" if n > 1000 else sign,
 }
-#: The change of /metrics, and the request from which on it happens.
+#: The change of /metrics, and the number of the request from which on it happens.
 PAGES = _DATA["pages"]
 GONE_AT = dict.fromkeys(PAGES, 15) | {"no-metrics": 0}
-#: The parameters that change an answer, and the request from which on the server ignores them.
+#: The parameters that change an answer, and the number of the request from which on the server
+#: ignores them.
 CHANGES = _DATA["changes"]
 FORGETS_AT = 110
-#: How many requests must have ended before the request with this number gets its fourth token.
+#: For the request with this number, how many requests must have ended before it gets its fourth
+#: token.
 PREEMPTED = {"preempts": {3: 1, 4: 2}, "preempts-and-loses": {3: 1, 4: 99}}
 SIGNALS = {"killed": signal.SIGKILL, "segfault": signal.SIGSEGV, "stopped": signal.SIGSTOP}
-#: The first affected generating request: in the middle of the sustained load.
+#: The number of the first generating request with a fault. It is in the middle of the sustained
+#: load.
 FAULT_AT = 150
 
 
@@ -102,7 +106,7 @@ class State:
     hoard: list[Any] = field(default_factory=list)
     hung: bool = False
     ended: int = 0
-    #: The decoding requests, and those of them that a joining prompt harmed.
+    #: The decoding requests, and those of them that a joining prompt has damaged.
     decoding: set[int] = field(default_factory=set)
     harmed: set[int] = field(default_factory=set)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
@@ -221,7 +225,7 @@ class Server(VllmPages):
         kind = path.removeprefix("/v1/")
         kind = "two" if body.get("n") == 2 else "choice" if "structured_outputs" in body else kind
         salt = str(body.get("cache_salt"))
-        # Storing each salt for ever would be a leak.
+        # Keep only the newest entries, because storing each salt would be a leak.
         state.before = dict([*state.before.items()][-500:])
         if state.before.setdefault(f"salt {salt}", body)["prompt"] != body["prompt"]:
             kind = f"prefix {salt}" if salt != "None" else kind
@@ -369,7 +373,7 @@ class Server(VllmPages):
                 enter_cgroup()
                 state.hoard.append(bytearray(os.urandom(1 << 20) * 1024))
             case "zombie":
-                # Not Popen, which would collect the exit status.
+                # Popen would collect the exit status, so it is not used.
                 os.posix_spawn("/bin/true", ["true"], {})
             case "log":
                 line = "INFO 11-20 10:00:00 [loggers.py:1] " + "noise " * 160 + "\n"
@@ -419,7 +423,7 @@ def enter_cgroup() -> None:
     limit = folder / name
     (limit if limit.exists() else folder / "memory.max").write_text(str(256 << 20))
     (folder / "cgroup.procs").write_text(str(os.getpid()))
-    # Removes the group when it is empty.
+    # This script removes the group when the group is empty.
     remover = (DATA / "texts" / "remover-of-a-group.txt").read_text("utf-8")
     subprocess.Popen(
         [sys.executable, "-c", remover, str(folder)],

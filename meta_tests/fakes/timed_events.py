@@ -12,19 +12,19 @@ from typing import Any
 from aiohttp import web
 
 VOCABULARY = 199_998
-#: The states of the scripted engine, the factor of a token on the state, and the positions between
-#: ties.
+#: The number of states of the scripted engine, the factor with which a token changes the state, and
+#: the number of positions between two ties.
 _STATES = (1 << 61) - 1
 _FACTOR = 1_000_003
 _TIES = 64
-#: The tokens of the context that faults keep, and drop; the tokens of an answer that one fault does
-#: not change.
+#: The number of tokens of the context that a fault keeps, the number that another fault drops, and
+#: the number of tokens of an answer that a third fault does not change.
 _WINDOW = 128
 _CUT = 1024
 _RIGHT = 40
-#: A generated token, the second best one, and their log-probabilities.
+#: A generated token, the second best token, and their log-probabilities.
 Place = tuple[int, int, float, float]
-#: When an event is due (None: never), its bytes, and its number of tokens.
+#: The time at which an event is due (None for never), its bytes, and its number of tokens.
 Event = tuple[int | None, bytes, int]
 
 
@@ -102,7 +102,7 @@ def answer(
     }.get(kind, prompt)  # fmt: skip
     tokens = generated(context, second=kind == "ties", below=below)
     steps = list(itertools.islice(tokens, count))
-    if kind in ("noise", "late-noise"):  # the same again for the same prompt
+    if kind in ("noise", "late-noise"):  # the same noise for the same prompt
         noise = random.Random(str(prompt[:64]))
         right = _RIGHT if kind == "late-noise" else 0
         steps[right:] = [(noise.randrange(VOCABULARY), 0, -0.1, -6.0) for _ in steps[right:]]

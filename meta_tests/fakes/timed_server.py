@@ -30,7 +30,7 @@ from meta_tests.fakes.timed_events import VOCABULARY, Event, Place, bundled, ids
 from meta_tests.fakes.vllm_pages import VllmPages
 from meta_tests.folders import DATA
 
-#: The event loop's timers have a resolution of 1 ms; the rest of a wait spins.
+#: The timers of the event loop have a resolution of 1 ms, so the rest of a wait is a busy loop.
 SPIN_NS = 1_500_000
 STALL_S = 3600.0
 COMPILED = (
@@ -43,7 +43,7 @@ COMPILED = (
 DEFAULTS = tomllib.loads((DATA / "pace.toml").read_text("utf-8"))
 TRAPS: dict[str, dict[str, Any]] = tomllib.loads((DATA / "traps.toml").read_text("utf-8"))
 
-#: Requests that arrived together: the time of the first one, their numbers, and their results.
+#: Requests that arrived together: the arrival of the first one, their numbers, and their results.
 Share = tuple[float, list[int], str]
 
 
@@ -155,7 +155,7 @@ class TimedServer(VllmPages):
             kind = "counter" if name.endswith("_total") else "gauge"
             lines.append(f"# TYPE vllm:{name.removesuffix('_total')} {kind}")
             lines.append(f'vllm:{name}{{engine="0",model_name="{self.model}"}} {float(value)}')
-        # As the prometheus client that vLLM uses.
+        # Like the prometheus client that vLLM uses.
         lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {_BEGAN}"]
         return web.Response(text="\n".join(lines) + "\n")
 
@@ -185,7 +185,7 @@ class TimedServer(VllmPages):
             async with self.slots:
                 received = time.monotonic_ns() if pace.slots else received
                 share = self._join(number)
-                # Requests that arrive at the same time do not wait.
+                # Requests that arrive at the same time do not wait for each other.
                 await asyncio.sleep(0.03 if pace.prompts else 0.005)
                 return await self._answer(request, raw, received, pace, number, share)
         finally:
@@ -339,7 +339,7 @@ class TimedServer(VllmPages):
             ends = done == plan.tokens and not pace.empty_finish
             made = _choice(chat, text, "length" if ends else None)
             if bare and chat and not with_ids:
-                continue  # the server drops an empty delta
+                continue  # the server sends no empty delta
             if with_ids and not (pace.hide_some_ids and not bare):
                 made["token_ids"] = ids[done - size : done]
             if chunk == 1 and (pace.echo == "always" or (with_ids and pace.echo == "asked")):
@@ -481,10 +481,10 @@ def main() -> None:
     changes: dict[str, Any] = {}
     for trap in options.trap:
         changes |= TRAPS[trap]["pace"]
-    for name in DEFAULTS:  # a drop by itself has priority
+    for name in DEFAULTS:  # an option for one property overrides the trap
         if (value := getattr(options, name, None)) is not None:
             changes[name] = value
-    with contextlib.suppress(OSError):  # the timing must not depend on other busy processes
+    with contextlib.suppress(OSError):  # other busy processes must not change the timing
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     with contextlib.ExitStack() as stack:

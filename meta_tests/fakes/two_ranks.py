@@ -49,7 +49,7 @@ class TwoRanks:
 
 class Handler(JsonHandler):
     peer: socket.socket
-    #: The file that SM121_META_NCCL names, as long as the rank lives.
+    #: The file that the variable SM121_META_NCCL names. It is mapped as long as the rank lives.
     library: mmap.mmap
 
     def do_GET(self) -> None:

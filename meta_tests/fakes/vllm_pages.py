@@ -9,7 +9,7 @@ class VllmPages:
 
     release = "0.32.0"
     owner = "vllm"
-    #: The path that generates, under ``/v1/``.
+    #: The paths below ``/v1/`` at which a request generates text.
     generates = ("completions", "chat/completions")
     model: str
     #: The longest sequence, in tokens.

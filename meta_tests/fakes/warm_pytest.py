@@ -32,7 +32,7 @@ import pytest
 
 #: Variables that an interpreter reads at its start; a fork would not read them.
 READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "OMP_", "OPENBLAS_")
-#: Variables on which no answer of an interpreter depends.
+#: Variables that do not change what the suite asks an interpreter.
 NOT_ASKED = ("SM121_", "PYTEST_", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
@@ -74,7 +74,7 @@ class Template:
             environment: Its variables; those of pytest are left out.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
-        #: The socket at which it listens.
+        #: The path of the socket at which this process listens.
         self.address = str(Path(self._folder.name) / "socket")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
@@ -98,10 +98,11 @@ class WarmPytest:
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)
-        #: The exit status by process id; after a signal, minus its number, as in `Popen`.
+        #: The exit status of each process; the keys are process ids. After a signal, it is minus
+        #: the number of the signal, as in `Popen`.
         self.ended: dict[int, int] = {}
         self._begun: list[int] = []
-        #: The beginning of a line that has not arrived whole.
+        #: The beginning of a line that has not arrived completely.
         self._received = b""
 
     def start(
@@ -373,7 +374,7 @@ def _load_data() -> None:
         ("sm121.session.fingerprinting", "location_variables"),
     ):
         getattr(importlib.import_module(module), function)(*arguments)
-    # These properties compile a pattern of all known messages.
+    # Read these properties now, because they compile a pattern of all known messages.
     messages = importlib.import_module("sm121.evidence.kernel_messages").KernelMessages()
     _ = messages.xids, messages.host_faults
     data_file = importlib.import_module("sm121.core.data_file")
@@ -417,9 +418,9 @@ def _compile_templates() -> None:
 
 
 if __name__ == "__main__":
-    # As with `python -m pytest`: no run imports from the folder of this script.
+    # As with `python -m pytest`, runs do not import from the folder of this script.
     sys.path[0] = str(Path.cwd())
-    # This imports every plugin and starts no run.
+    # This call imports every plugin and starts no run.
     pytest.main(["--version", "--version"], plugins=[_Imports()])
     sys.stdout.flush()
     _compile_templates()
@@ -442,17 +443,18 @@ if __name__ == "__main__":
         importlib.import_module(module)
     importlib.import_module("sm121.core.bounded").tls()
     _load_data()
-    # The first call resolves the files of all modules; pytest makes it for each skip.
+    # The first call resolves the files of all modules. pytest calls it for each skipped test.
     inspect.getmodule(_serve.__code__)
-    # pytest collects garbage several times at its end; the template's objects are left out in a
-    # fork.
+    # pytest collects garbage several times at its end. After `freeze`, a fork does not examine the
+    # objects of this process.
     gc.collect()
     gc.freeze()
     request = _serve(socket.socket(fileno=int(sys.argv[2])))
     _become(request)
     sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *request["arguments"]]
     status = pytest.main(request["arguments"])
-    # The end of an interpreter, without freeing every object: that copies the template's memory.
+    # End like an interpreter, but without freeing every object, because that would copy the memory
+    # of the forking process.
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

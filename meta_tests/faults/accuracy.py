@@ -46,10 +46,13 @@ CACHE = ROOT / ".cache" / "accuracy"
 PEERS = ROOT / ".cache" / "peers"
 TOKENIZER = ROOT / ".cache" / "canary" / "bf16"
 MODEL = "gpt-oss-120b"
-#: Tokens per second of each stream, streams, requests.
+#: For each point, the tokens per second of a stream, the number of streams, and the number of
+#: requests.
 POINTS = ((52.0, 1, 10), (60.0, 1, 10), (200.0, 1, 20), (50.0, 8, 32))
 CLEAN_RUNS = 50
-#: Servers 1 % from the threshold, with 1 % jitter between requests; the number that run at once.
+#: The gate, the number of runs of each server, the maximum number of rounds, and the number of
+#: servers that run at once. The servers are 1 % from the threshold, with 1 % jitter between
+#: requests.
 GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="the documents")
 GATE_RUNS = 50
 GATE_BOUND = 80
@@ -60,10 +63,10 @@ FIRST_MS = 250.0
 TOKENS = 64
 RUNS = 3
 FOOLED = 0.02
-#: The time that a client may take on a busy machine; a slow client is not wrong.
+#: The time that a client itself may need on a busy machine. A slow client does not count as wrong.
 CLIENT_MS = 15.0
 PEERS_DATA = tomllib.loads((DATA / "peers.toml").read_text("utf-8"))
-#: How a client is started; traps without a right number, in which any number is wrong.
+#: The command of each client, and the traps for which no number is right.
 COMMANDS = PEERS_DATA["commands"]
 NO_NUMBER = PEERS_DATA["no_number"]
 TRAPS = tuple(name for name, row in ALL_TRAPS.items() if row.get("peers"))
@@ -108,7 +111,7 @@ def measure_ours() -> list[dict[str, Any]]:
         left_out = 0
         for answer, record in zip(answers, _matched(answers, truth), strict=True):
             if validity.disturbed(answer, "usage", Measuring()):
-                left_out += 1  # as in a measurement, where another round replaces it
+                left_out += 1  # left out, as in a measurement, in which another round replaces it
                 continue
             errors.append(timing.decode_rate(answer, "usage") / true_rate(record) - 1)
             late.append(
@@ -306,7 +309,7 @@ def guidellm(url: str, folder: Path) -> ClientResult:
 
 def aiperf(url: str, folder: Path) -> ClientResult:
     result = folder / "profile_export_aiperf.json"
-    # offline it refuses a folder as tokenizer
+    # In offline mode, aiperf does not accept a folder as tokenizer.
     answer = _run(_command("aiperf", url=url, folder=folder), result, offline=False)
     if isinstance(answer, str):
         return ClientResult(None, None, answer)
@@ -336,7 +339,8 @@ CLIENTS: dict[str, Callable[[str, Path], ClientResult]] = {
 def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
     """Run each client on each trap; without ``fresh``, only those that are not in the cache."""
     _install("llama-benchy", "llama-benchy==0.4.0")
-    # guidellm needs only a data loader of torch: the CPU build, without gigabytes of CUDA.
+    # guidellm only needs a data loader of torch. The CPU build has it, without gigabytes of CUDA
+    # libraries.
     _install("guidellm", "torch==2.13.0", "guidellm==0.8.1")
     _install("aiperf", "aiperf==0.13.0")
     by_trap: dict[str, dict[str, Any]] = {} if fresh else _stored("peers") or {}
@@ -408,7 +412,8 @@ def truth_of(trap: str, *, chat: bool = False) -> tuple[float, tuple[float, ...]
     if trap == "all-at-the-end":
         return RATE, (FIRST_MS + (TOKENS - 1) / RATE * 1e3,)
     first = FIRST_MS + bundled.get(trap, 0) / RATE * 1e3
-    # The first text arrives three tokens later, or in a chat with the role, which is held back.
+    # The first event with text arrives three tokens later. In a chat, the text may come with the
+    # role, which is held back.
     later = "content-free" in trap or trap == "bursts"
     firsts = (first, first + 3 / RATE * 1e3) if later else (first,)
     return RATE, (FIRST_MS, *firsts) if chat and FIRST_MS not in firsts else firsts

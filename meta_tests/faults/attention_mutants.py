@@ -13,7 +13,7 @@ from sm121.kernels.torch_provider import TorchProvider
 
 ATTENTION = ("prefill", "prefill_sinks", "decode", "decode_sinks")
 LOG2_E = math.log2(math.e)
-#: Calls a method of the right class with the faulty object as `self`.
+#: `right` is used to call a method of the correct class with the faulty object as `self`.
 right = TorchProvider
 CATALOGUE = Catalogue(TorchProvider, *ATTENTION)
 mutant = CATALOGUE.mutant
@@ -25,7 +25,7 @@ def nhd_as_hnd(cache: Tensor) -> Tensor:
     return cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
 
 
-#: The replacement of the method by operation, groups and the mutant's name.
+#: The replacement of a method. The keys are operations and groups, then the names of mutants.
 METHODS: dict[tuple[str, ...], dict[str, Any]] = {
     ("kv_heads", "prefill", "decode"): {
         "KV heads interleaved": lambda self, query_heads, kv_heads, device: (
@@ -78,7 +78,8 @@ def window_by(by: int) -> Callable[[dict], dict]:
     return lambda k: {"window": None if k["window"] is None else k["window"] + by}
 
 
-#: By name: the changed keywords of both operations, and the groups, if not all.
+#: The changed keyword arguments of both operations, and the groups, if not all. The keys are the
+#: names of mutants.
 KEYWORDS: dict[str, tuple[Any, ...]] = {
     "sink dropped": (sinks_by(lambda s: None),),
     "sink zeroed": (sinks_by(lambda s: s * 0),),

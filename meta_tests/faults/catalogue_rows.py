@@ -16,7 +16,7 @@ from meta_tests.folders import DATA, META, ROOT
 
 _FILE = "SM121_META_ROWS"
 
-#: pytest's folder of a test, with the name of its worker.
+#: The folder that pytest creates for a test, with the name of its worker.
 _TEST_FOLDER = re.compile(r"[^\s(=]*/pytest-of-[^/\s]+/pytest-\d+/(?:popen-gw\d+/)?[^/\s]+/")
 
 

@@ -23,7 +23,8 @@ DENSE = ("mxfp4_linear",)
 FP8 = ("prefill_fp8", "decode_fp8")
 RANGES = ("moe_ranges", "moe_activation")
 
-#: By name: the function that creates the provider, and the groups of which one must detect it.
+#: For each mutant, the function that creates the provider, and the groups of which one must detect
+#: it.
 MUTANTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {}
 
 
@@ -149,7 +150,7 @@ def cut(values: Tensor) -> Tensor:
     return near((values.view(torch.int32) & ~0xFFFFF).view(torch.float32))
 
 
-#: Changes of values in float32 that should be rounded to the nearest value of E4M3.
+#: Changes of float32 values that should be rounded to the nearest value of E4M3.
 ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
     "flushed below E4M3's normals": lambda v: near(v) * (near(v).abs() >= 2.0**-6),
     "saturates to NaN": lambda v: near(v).masked_fill(v.abs() > 464, torch.nan),
@@ -249,7 +250,7 @@ class IdentityX(EmulatedProvider):
     quantised = IdentityProvider.quantised
 
 
-#: Changes of x and the hidden activations, of x alone, of the hidden activations alone.
+#: Changes of both x and the hidden activations, of x alone, and of the hidden activations alone.
 AS_IDENTITY = (Identity, IdentityX), (Emulation, IdentityX), (Identity, EmulatedProvider)
 AS_COMPUTED = (Emulation, ComputedX), (Identity, ComputedX), (Emulation, IdentityProvider)
 for form, promised, rows in (

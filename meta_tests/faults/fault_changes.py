@@ -216,7 +216,7 @@ def having(part: Json, key: str, change: Callable[[Json], Any]) -> None:
         change(part)
 
 
-#: Changes of one expression.
+#: Changes that are a single expression.
 SMALL: dict[str, Callable[..., Any]] = {
     "no_usage": lambda chunks: [chunk for chunk in chunks if chunk.get("choices")],
     "stream_cut_off_with_status_200": lambda text: text[: len(text) // 2],

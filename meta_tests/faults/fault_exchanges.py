@@ -13,7 +13,7 @@ from meta_tests.faults.fault_changes import Json, choice, message, no_instructio
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-#: Longer than the time limit of the cases of fixtures/api.
+#: This time is longer than the time limit of the cases of fixtures/api.
 HANG_S = 30.0
 
 
@@ -125,7 +125,7 @@ def after_an_error(broken: Callable[[Request, Answer], Answer]) -> Callable[[], 
         def hook(request: Request, forward: Forward) -> Answer:
             nonlocal refused
             answer = broken(request, forward(request)) if refused else forward(request)
-            # A refused GET only looked for a page.
+            # A refused GET does not count, because it only looked for a page.
             refused = refused or (request.method == "POST" and answer.status in range(400, 500))
             return answer
 

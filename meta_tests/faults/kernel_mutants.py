@@ -36,7 +36,7 @@ class Kill:
     finding: str
 
 
-#: Calls a method of the right class with the faulty object as `self`.
+#: `right` is used to call a method of the correct class with the faulty object as `self`.
 right = TorchProvider
 CATALOGUE = Catalogue(TorchProvider)
 MUTANTS, mutant, method, add = (
@@ -170,7 +170,7 @@ def as_contiguous(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.as_strided(x.shape, (x.shape[1], 1))
 
 
-#: By name: the changed arguments of `fused_moe`.
+#: The changed arguments of `fused_moe`. The keys are the names of mutants.
 OTHER_ARGUMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "swapped experts": lambda a: {"ids": swapped(a["ids"])},
     "expert 126 for 127": lambda a: {"ids": torch.where(a["ids"] == 127, 126, a["ids"])},
@@ -275,7 +275,7 @@ def routed(
     return change(shares), ids.int()
 
 
-#: The replacement of the method by operation, groups and the mutant's name.
+#: The replacement of a method. The keys are operations and groups, then the names of mutants.
 METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     ("activation", "moe_activation"): {
         "gate clamped at -limit too": swiglu(gate=both),

@@ -171,7 +171,7 @@ def exchanged(old: str, new: str) -> Change:
     )
 
 
-#: Changes of one expression.
+#: Changes that are a single expression.
 SMALL: dict[str, Callable[..., Any]] = {
     "part_of": lambda first, end=None: lambda row: row[first:end] or row,
     "swapped": lambda ids: [*ids[:2][::-1], *ids[2:]],

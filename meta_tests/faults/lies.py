@@ -45,10 +45,10 @@ from sm121.core import profile
 
 LEVELS = ("tests/test_smoke.py", "tests/test_correctness.py", "tests/test_stress.py")
 PATHS = (COMPLETIONS, CHAT, RESPONSES)
-SCRIPTED = ("counts the prompt", "leaves out")  # only a scripted engine can be controlled
-_MOST = 80  # stored requests of a test
-_TOGETHER_S = 0.5  # a repeated answer of a crowd
-#: Ids in an answer that a server creates anew each time, and the times of answers.
+SCRIPTED = ("counts the prompt", "leaves out")  # only a scripted engine can show this
+_MOST = 80  # how many requests of a test are stored
+_TOGETHER_S = 0.5  # the time between a crowd's answer and its repetition
+#: Ids that a server creates anew for each answer, and the times of answers.
 _ID = re.compile(r'("(?:id|item_id|call_id|response_id)": ?"[a-z]+(?:-tool)?[-_])([0-9a-f]{6,})')
 _CREATED = re.compile(r'("created(?:_at)?": ?)([0-9]+)')
 PLANTED = LIES | {n: f for n, f in SAMPLING.items() if not any(part in n for part in SCRIPTED)}
@@ -112,7 +112,8 @@ class Remembering(FaultProxy):
             self.answers[key] = stored = super()._ask(request)
         elif crowded:
             time.sleep(_TOGETHER_S)
-        new = functools.cache(lambda _old: uuid.uuid4().hex[:16])  # the same in each chunk
+        # The id is the same in each chunk.
+        new = functools.cache(lambda _old: uuid.uuid4().hex[:16])
         text = _ID.sub(lambda part: part[1] + new(part[2]), stored.content.decode())
         text = _CREATED.sub(lambda part: f"{part[1]}{int(time.time())}", text)
         return replace(stored, content=text.encode())
@@ -222,8 +223,8 @@ class Bench:
                 continue
             alone = {t: text for t, text in together.items() if t in tests and t not in others}
             unclear = [test for test in together if test in tests and test in others]
-            # Two faults may cancel each other out, so tests that passed with both run again with
-            # one.
+            # Two faults may cancel each other out. Tests that passed with both faults therefore run
+            # again with one.
             held = {test for test in first if test in others and test not in together}
             asked = {*row["asked"], *first} - held
             row["asked"] = [test for test in tests if test in asked]

@@ -37,9 +37,9 @@ CACHE = "test_cold_equals_a_hit_of_the_prefix_cache"
 _DATA = tomllib.loads((DATA / "model-faults.toml").read_text("utf-8"))
 #: The tests that must detect each fault.
 FAULTS: dict[str, list[str]] = _DATA["faults"]
-#: Faults that a dtype cannot detect, with the reason.
+#: Faults that cannot be detected with a dtype, and the reason.
 NOT_FOR: dict[str, dict[str, str]] = _DATA["not_for"]
-#: The faults for a checkpoint of real width.
+#: The faults that are tested with a checkpoint of real width.
 REAL_WIDTH: list[str] = _DATA["real_width"]["faults"]
 
 
@@ -67,11 +67,11 @@ class SabotagedServer:
     ) -> None:
         environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(IN_VLLM)}
         arguments = ["--worker-extension-cls", extension]
-        # Worker and scheduler in one process: faults can be injected into the scheduler, too, and a
-        # start is faster.
+        # Worker and scheduler run in one process, so that faults can also be injected into the
+        # scheduler, and starts are faster.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         arguments += ["--distributed-executor-backend", "uni"]
-        # The engine core is a fork of the API server.
+        # The engine core is forked from the API server.
         python = str(FAKES / "fake_python.py")
         environment["SM121_META_PYTHON"] = sys.executable
         environment["SM121_META_SERVER"] = "forking_vllm.py"
@@ -115,7 +115,8 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     server.put(fault)
     started = time.monotonic()
     report = Path(tempfile.mkdtemp(dir=directory))
-    # The plugins are already imported in a second run of one process; pytest's warning is ignored.
+    # In a second run of the same process, the plugins are already imported. pytest's warning about
+    # this is ignored.
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W"]
     quiet += ["ignore::pytest.PytestAssertRewriteWarning"]
     options = [*quiet, f"--report-dir={report}"]
@@ -123,7 +124,7 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
     passed = {_name(test) for test in tested if test["verdict"] == "PASS"}
     not_passed = [test for test in tested if test["verdict"] != "PASS"]
-    # A case that did not run did not fail.
+    # If a test has passed cases, its cases that did not run do not count as failures.
     failed = [t for t in not_passed if t["verdict"] != "NOT_RUN" or _name(t) not in passed]
     names, others = (
         tuple(dict.fromkeys(map(_name, tests)))

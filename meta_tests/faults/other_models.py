@@ -34,11 +34,11 @@ from sm121.run.verdict_file import VerdictFile
 
 TABLE = ROOT / "docs" / "tables" / "other-models.md"
 STATE = ROOT / ".cache" / "other-models"
-#: The fault of a run without one.
+#: The name of a run without a fault.
 CLEAN = "nothing"
 #: The check that compares a run with the golden file of the trusted run.
 GOLDEN = "test_answers_agree_with_the_golden_file"
-#: The arguments that a family's parsers need.
+#: The arguments for the parsers of each family of models.
 FAMILIES = {
     "qwen3": (
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
@@ -49,7 +49,8 @@ FAMILIES = {
 _ARGUMENTS = (
     *("--dtype", "float32", "--max-model-len", "4096", "--max-num-seqs", "8", "--enforce-eager"),
     *("--num-gpu-blocks-override", "192"),
-    # The worker is in the engine core, and that is a fork of the API server: it starts faster.
+    # The worker is in the engine core, and the engine core is forked from the API server, because
+    # this starts faster.
     *("--distributed-executor-backend", "uni"),
 )
 _NGRAMS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
@@ -57,7 +58,8 @@ _SPECULATING = (
     *("--speculative-config", _NGRAMS),
     *("--worker-extension-cls", "speculation_saboteur.Saboteur"),
 )
-#: Special tokens that no answer contains, by family. One replaces the token that ends an answer.
+#: For each family, a special token that no answer contains. It replaces the token that ends an
+#: answer.
 _NEVER = {"qwen3": "<|endoftext|>", "llama": "<think>"}
 
 
@@ -68,7 +70,7 @@ def wrong_rope(checkpoint: Path) -> None:
 
 def one_scale(checkpoint: Path) -> None:
     """Scale one projection of one layer."""
-    import safetensors.torch  # and with it torch: the tests of the table do without
+    import safetensors.torch  # this also imports torch, which tests of the table do not need
 
     file = checkpoint / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
@@ -89,7 +91,7 @@ def dropped_stop(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     text = _NEVER[config["model_type"]]
     tokens = json.loads((checkpoint / "tokenizer.json").read_text("utf-8"))["added_tokens"]
-    # A text without an id would become a token beyond the model's vocabulary.
+    # A text that has no id would become a token beyond the model's vocabulary.
     (number,) = (token["id"] for token in tokens if token["content"] == text)
     for name in ("generation_config.json", "config.json"):
         _edit(checkpoint / name, eos_token_id=number)
@@ -106,9 +108,9 @@ class Fault:
 
     name: str
     change: Callable[[Path], None] | None = None
-    #: How much longer each forward pass takes, as a share of it.
+    #: By which fraction each forward pass takes longer.
     slowed_by: float = 0.0
-    #: The fault of `speculation_saboteur.py`.
+    #: The name of a fault of `speculation_saboteur.py`.
     drafts: str = ""
 
 
@@ -118,7 +120,7 @@ class Group:
 
     name: str
     faults: tuple[Fault, ...]
-    #: The arguments of pytest that select the checks.
+    #: The arguments with which pytest selects the checks.
     checks: tuple[str, ...]
     #: Whether the trusted run records a golden file.
     golden: bool = False
@@ -166,7 +168,7 @@ class Finding:
     status: int
     #: The checks that failed and the metrics that are worse.
     detected_by: tuple[str, ...]
-    #: The reason in the last line of the run.
+    #: The reason that the last line of the run shows.
     reason: str
     seconds: float
 
@@ -211,7 +213,8 @@ class OtherModel:
             "VLLM_ENABLE_RESPONSES_API_STORE": "1",
             "PYTHONPATH": str(IN_VLLM),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            # Threads that wait for each other take minutes on a busy machine.
+            # Do not bind threads to cores, and use one thread: threads that wait for each other
+            # take minutes on a busy machine.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
             "SM121_META_PYTHON": sys.executable,
@@ -304,7 +307,7 @@ def _detected_by(run: VerdictFile) -> tuple[str, ...]:
     names = []
     for test in run.tests:
         failed = test.verdict not in (Verdict.PASS, Verdict.NOT_RUN) and not test.excused
-        # A check that runs no longer because another one failed detects nothing.
+        # A check that no longer runs because another check failed detects nothing.
         if failed and not test.is_of_option:
             names.append(test.id.rpartition("::")[2])
     if run.against is not None:

@@ -40,11 +40,11 @@ class Outcome:
 
     fault: str
     status: int
-    #: (test, verdict, message) of each test.
+    #: The name, the verdict and the message of each test.
     tests: tuple[tuple[str, str, str], ...]
     seconds: float
     output: str = ""
-    #: The seconds of each test.
+    #: The duration of each test, in seconds.
     each_s: tuple[float, ...] = ()
     #: The first exception of the proxy itself, which would explain a failure without the fault.
     proxy_error: str = ""

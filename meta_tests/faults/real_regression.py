@@ -23,7 +23,8 @@ from meta_tests.folders import DATA, FAULTS, ROOT
 
 TABLE = ROOT / "docs" / "tables" / "regression-shown.md"
 STATE = ROOT / ".cache" / "real-regression"
-#: The share of the forward pass, which is not the whole time of a token.
+#: How much longer the forward pass takes, as a fraction. The forward pass is not the whole time of
+#: a token.
 SLOWED = "SLOWED_BY=0.12"
 PLAIN = "SLOWED_BY=0"
 LEVELS = ("tests/test_performance.py", "tests/test_regression.py")

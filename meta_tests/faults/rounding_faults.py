@@ -22,7 +22,7 @@ from tools import small_oracle
 from tools.roundings import DENSE, part_of, write_twin
 
 _DATA = tomllib.loads((DATA / "rounding-faults.toml").read_text("utf-8"))
-#: The rows of the data file by name.
+#: A row of the data file. The tables below have the names of rows as keys.
 Row = Mapping[str, Any]
 HONEST: Mapping[str, Row] = _DATA["honest"]
 FAULTS: Mapping[str, Row] = _DATA["fault"]

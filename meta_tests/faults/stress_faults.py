@@ -40,21 +40,21 @@ class Case:
 
     name: str
     text: str
-    #: The class of the first bundle; "" if there must be none.
+    #: The class of the first bundle; empty if there must be no bundle.
     kind: str
     tests: Sequence[str] = SUSTAINED
-    #: The fault of the stress server; None: the real vLLM.
+    #: The fault of the stress server. If None, the server is the real vLLM.
     fault: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
     profile: dict[str, str] = field(default_factory=dict)
-    #: What is done to the run from outside.
+    #: What another process does to the run.
     special: str = ""
     #: A text that must be in the summary or the bundle.
     says: str = ""
 
 
-#: Files of the temporary directory: a bundle that could not be written into the report, compiled
-#: kernels, and the lock of the machine.
+#: Files of the temporary directory that may remain: a bundle that could not be written into the
+#: report, compiled kernels, and the lock of the machine.
 KEPT = ("sm121-crash-", "torchinductor_", machine_lock.name())
 CASES = {
     name: Case(name, **row)
@@ -72,7 +72,7 @@ class Outcome:
     kinds: list[str]
     summary: str
     owner: str
-    #: Deviations of the outcome.
+    #: The deviations from the expected outcome.
     wrong: list[str]
     seconds: float
     line: str = ""
@@ -120,7 +120,7 @@ def segments() -> set[str]:
     run."""
     used = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or may not be read
+        with contextlib.suppress(OSError):  # the process has ended, or may not be read
             used += maps.read_text("utf-8", "replace")
     return {path.name for path in Path("/dev/shm").glob("psm_*") if path.name not in used}
 
@@ -220,7 +220,7 @@ def _remains(before: set[str], temporary: Path, output: str) -> list[str]:
     """Return the shared memory, files and ports that a run left behind."""
     wrong = []
     fresh = segments() - before
-    if fresh:  # another server on this machine may be creating its own
+    if fresh:  # another server on this machine may be creating its files
         time.sleep(5.0)
         fresh &= segments()
     if fresh:
@@ -260,7 +260,7 @@ def _verdict(report: Path, temporary: Path) -> dict:
         verdict = json.loads((report / "verdict.json").read_text("utf-8"))
     if verdict.get("crashes"):
         return verdict
-    # On a full disk, the bundle is in another folder.
+    # If the disk is full, the bundle is in another folder.
     for index in sorted(temporary.glob("sm121-crash-*/*/bundle.json")):
         bundle = json.loads(index.read_text("utf-8"))
         entry = {"kind": bundle["class"], "summary": bundle["summary"], "owner": bundle["owner"]}

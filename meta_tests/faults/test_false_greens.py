@@ -5,7 +5,8 @@ import pytest
 from meta_tests.faults import catalogue_rows
 from meta_tests.faults.false_greens import Case, Kit, cases
 
-#: Cases of some seconds each; another case of the same item remains.
+#: Cases that take some seconds each. `make test` leaves them out, and runs another case of the same
+#: item.
 LONG = (
     "--depths 0",
     "-o python_functions=test_health",
@@ -26,7 +27,7 @@ LONG = (
     "log-probabilities drift with each token that is decoded",
     "two servers write into one log",
 )
-#: The case that `make test` runs of an item whose cases all take seconds.
+#: If all cases of an item take seconds, `make test` runs this one.
 ONE_OF_ITS_ITEM = (
     "a log of another version, which grows with our requests",
     "counters of drafts that are there after the first request alone",

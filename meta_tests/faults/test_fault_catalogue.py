@@ -21,9 +21,9 @@ from sm121.engines.life import Alive, Dead, ManagedLife
 
 pytestmark = pytest.mark.timeout(1200)
 
-#: A sample of the protocol faults. `make catalogues` runs all of them.
+#: The protocol fault that `make test` runs. `make catalogues` runs all of them.
 PROTOCOL = "a stream that drops a token"
-#: A sample of the wrong models, and the test that detects each.
+#: The faults of the model that `make test` runs, and the test that detects each.
 MODELS = {
     "one block's scale one step up": model_faults.ORACLE,
     "wrong after a hit of the prefix cache only": model_faults.CACHE,

@@ -24,7 +24,8 @@ EVERY = kernel_mutants.EVERY
 MOE = [m for m in kernel_mutants.MUTANTS if set(m.groups) & set(kernel_mutants.MOE)]
 
 
-#: Mutants of some seconds each, which only a large batch or all groups detect. Similar ones remain.
+#: Mutants that take some seconds each, because only a large batch or all groups detect them. `make
+#: test` leaves them out, and runs similar ones.
 LARGE = (
     "320: scales of neighbouring blocks",
     "320: 2 % too large",
@@ -42,11 +43,12 @@ LARGE = (
 )
 
 
-#: Every fifth of W4A8's others remains.
+#: `make test` leaves these out, and runs every fifth of the W4A8 mutants.
 W4A8 = {m.name for n, m in enumerate(kernel_mutants.W4A8) if n % 5}
-#: One in eight of those that test_checks_fast_build.py does not test otherwise.
+#: `make test` leaves these out, and runs one in eight mutants.
 FAST_BUILD = {m.name for n, m in enumerate(kernel_mutants.FAST_BUILD) if n % 8}
-#: Faults of any operation: all for the first operation, every third for the others.
+#: Faults that are possible in any operation. `make test` runs all of them for the first operation,
+#: and every third for the other operations, so it leaves these out.
 ANYWHERE = {m.name for op in ("prefill_attention: ", "decode_attention: ")
             for n, m in enumerate(m for m in EVERY if m.name.startswith(op)) if n % 3}  # fmt: skip
 
@@ -235,7 +237,7 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
         checks.check(Refuses(), problems.build(strided))
     with pytest.raises(RuntimeError, match="expected contiguous"):
         checks.check(Refuses(), problems.build(cases.GROUPS["routing"][1]))
-    # A RuntimeError, too: as NOT_RUN, a crash would be green.
+    # A RuntimeError must fail, too. If a crash were NOT_RUN, the run would be green.
     Refuses.words = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(RuntimeError, match="illegal memory access"):
         checks.check(Refuses(), problems.build(strided))

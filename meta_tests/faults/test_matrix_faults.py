@@ -91,7 +91,7 @@ def test_a_failure_in_the_performance_sample_or_at_one_start_only(run_matrix, tm
     assert again["outcome"] == "PASS"
     boots = (tmp_path / "boots.txt").read_text().splitlines()
     assert sum("--enforce-eager" in line for line in boots) == 2
-    # What other levels do after a crash is done here, too: a bundle, a line, a class.
+    # As in other levels, a crash must have a bundle, a line, and a class.
     crashes = run.verdict["crashes"]
     assert {c["kind"] for c in crashes} == {"oom"} and len(crashes) == 3
     assert {c["test"].rpartition("::")[2] for c in crashes} == {

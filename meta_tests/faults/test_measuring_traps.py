@@ -27,9 +27,11 @@ from sm121.regression.ab_run import AbRun
 from sm121.run.stored_run import StoredMetric
 
 pytestmark = pytest.mark.alone
-#: Half of the real lengths and a fast server, so that a sample of the traps fits into `make test`.
+#: Half of the real lengths and a fast server, so that `make test` has time for a sample of the
+#: traps.
 RATE = 200.0
-#: Delays are given in ms; at half the length they have the intended share of an answer.
+#: Delays are given in ms. At half the length, these options keep their share of an answer as
+#: intended.
 OPTIONS = dict.fromkeys(("late-and-leaking", "later-than-half"), ("--rate", "100"))
 OPTIONS["drift"] = ("--drift-after-s", "1.5")
 MEASURING = Measuring(rounds=5, short_rounds=2, silent_within_s=2.0, request_within_s=20.0)
@@ -46,7 +48,7 @@ class Expected:
     clock: str | None = "usage"
     unproven: tuple[str, ...] = ()
     rounds: int = 5
-    #: Another reason, which may also be given.
+    #: Another reason of invalidity, which the measurement may also give.
     perhaps: str | None = None
     sample: bool = False
     peers: bool = False
@@ -155,7 +157,7 @@ def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_serve
     waited = metrics.find("ttft", quantile=0.5).of(cell)
     assert decode.valid and decode.name == "tg16_q6@d0"
     assert "6 requests, 2 at once" in decode.remarks[0]
-    for rate in decode.samples:  # three turns of two, and the gaps between them
+    for rate in decode.samples:  # three groups of two requests, with gaps between the groups
         assert 100 < rate <= 205, decode.samples
     assert waited.valid and waited.name == "ttft_q6_p50"
     with pytest.raises(Inapplicable, match="run 2 at once"):
@@ -200,7 +202,8 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
     with opened(server.base_url, tmp_path) as measured:
         first = MeasuredCell(measured, 0).gather(2)
         again = MeasuredCell(measured, 0, short_rounds=0, warm=True).gather(1)
-        first.timed.left_out += again.timed.answers  # as if the client was late for it
+        # Simulates a delay of the client during this round.
+        first.timed.left_out += again.timed.answers
         first.gather(3)
     names = [DecodeRate(16).of(cell).records.name for cell in (first, again)]
     assert names == ["d0-c1.jsonl", "d0-c1-2.jsonl"]

@@ -8,7 +8,7 @@ from meta_tests.faults import stress_faults
 from meta_tests.faults.stress_faults import segments
 from sm121.machine import machine_lock
 
-SAMPLE = ("pytest-killed",)  # test_level.py tests wrong answers in less time
+SAMPLE = ("pytest-killed",)  # wrong answers are tested faster in test_level.py
 
 
 @pytest.mark.timeout(180)

@@ -20,7 +20,7 @@ right = Emulation
 CATALOGUE = Catalogue(Emulation, *ANY)
 mutant = CATALOGUE.mutant
 method = CATALOGUE.method
-#: Each with its reason.
+#: Mutants that no tolerance distinguishes, with the reasons. The keys are their names.
 MILDER: dict[str, tuple[type[Emulation], str]] = {}
 
 
@@ -243,7 +243,7 @@ def _(self, results, shares, ids, biases):
     return out
 
 
-# Faults of one expression
+# Faults that are a single expression
 
 
 def accumulated(low: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -279,7 +279,8 @@ def without_last(t: Tensor, columns: int) -> Tensor:
 
 
 RANGES = ("moe_ranges", *ANY)
-#: The replacement by operation, groups if not `ANY`, and the mutant's name.
+#: The replacement of a method. The keys are operations, groups if not `ANY`, and the names of
+#: mutants.
 METHODS: dict[tuple[str, ...], dict[str, Any]] = {
     ("quantise_x",): {"x: stored scale one too high": After(lambda pair: shifted(pair, 1))},
     ("quantise_hidden",): {
@@ -326,7 +327,7 @@ METHODS: dict[tuple[str, ...], dict[str, Any]] = {
     },
     ("activation", *ACTIVATION): {
         "gate clamped from below too": Before(
-            lambda gate, *rest: (gate.maximum(-rest[-1] / 4), *rest)  # the limit
+            lambda gate, *rest: (gate.maximum(-rest[-1] / 4), *rest)  # a quarter of the limit
         )
     },
     ("activation",): {

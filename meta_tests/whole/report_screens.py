@@ -23,7 +23,7 @@ from sm121.run.verdict_file import AgainstReport
 
 OUTPUT = ROOT / "docs" / "report"
 KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "ab", "history")
-#: Only the first screens, because nobody looks at a picture of the whole page.
+#: Only the first screens of a page, because nobody looks at a picture of a whole page.
 HEIGHTS = {390: 2600, 1440: 3000}
 THEMES = ("light", "dark")
 _MOST_BYTES = 200_000

@@ -23,7 +23,8 @@ LINES = 40
 COLUMNS = 100
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CPU = ("--arch", "cpu")
-#: The arguments, the variables, and whether the run is attached.
+#: For each sample, the arguments and the variables of its run, and whether the run attaches to a
+#: server.
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
     "failed-start": (
         (*_CPU, "--engine-python", "meta_tests/fakes/fake_python.py", "tests/test_smoke.py"),
@@ -87,7 +88,7 @@ def on_a_terminal(arguments: list[str], *, environment: dict[str, str] | None = 
     while True:
         try:
             part = os.read(controller, 65536)
-        except OSError:  # the other end is closed
+        except OSError:  # the other end of the terminal is closed
             break
         if not part:
             break

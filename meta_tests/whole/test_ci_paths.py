@@ -14,7 +14,7 @@ from meta_tests.fakes.loopback import serving
 from sm121.evidence import git_source
 from sm121.plugin import certificate
 
-#: Words that the suite's command has on each event, and words that it does not have.
+#: For each event, words that the suite's command must have, and words that it must not have.
 _WORDS = {
     "pull_request": (("--plan merge",), ("--benchmark-autosave", "--certify")),
     "push": (("--plan merge", "--benchmark-autosave"), ("--certify",)),
@@ -396,7 +396,7 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     """All paths on one history, in the order of a fork's life."""
     _first_push_is_trusted_by_hand(runner)
     _better_push_is_stored_and_trusted(runner)
-    for example in EXAMPLES:  # two wait, and neither is stored
+    for example in EXAMPLES:  # a good and a bad change; neither run is stored
         _good_change_passes(runner, example)
         _sick_change_fails(runner, example)
     assert (_trusted(runner), _stored(runner)) == (2, 2)
@@ -404,7 +404,8 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     _ended(runner, "github", "push", 0)
     assert (_trusted(runner), _stored(runner)) == (3, 3)
 
-    # The nightly runs are stored and not trusted. The second is compared with the first.
+    # The nightly runs are stored, but not trusted. The second nightly run is compared with the
+    # first one.
     if git_source.changed_files(ROOT, certificate._data().judges):
         assert "differs from the commit" in _ended(runner, "github", "schedule", 4)
         return
@@ -413,7 +414,8 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     reason = runner.verdict["reason"]
     assert reason.startswith("not certified: ") and "3 of regression skipped" in reason, reason
     monkeypatch.setattr(Answers, "wait_s", 0.2)
-    # Its memory depends on other processes of the machine, so the test only requires a comparison.
+    # The memory in this run depends on other processes of the machine, so the test only requires a
+    # comparison.
     text = _ended(runner, "gitlab", "schedule", 1, 5)
     reason = runner.verdict["reason"]
     compared = [t["verdict"] for t in runner.verdict["tests"] if t["level"] == "regression"]

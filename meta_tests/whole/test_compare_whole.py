@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 STORED = 300
 SLOWER = 270
-#: The plan of a run without the checks of answers, because this server gives no right ones.
+#: The plan of a run without the checks of answers, because this server gives wrong answers.
 PROFILE = """
 schema_version = 1
 name = "paced"
@@ -75,13 +75,13 @@ def assert_red(status: int, run) -> None:
         for change in run.verdict["changes"]
         if change["verdict"] == "FAIL"
     }
-    # One slowdown: 270 for 300 tok/s is 10 % less, and 3.70 for 3.33 ms is 11.1 % more. A run of
-    # the level's file also measures the time per token.
+    # Both numbers are the same slowdown: 270 instead of 300 tok/s is 10 % less, and 3.70 instead of
+    # 3.33 ms is 11.1 % more. A run of the level's file also measures the time per token.
     known = {"tg32@d0": 0.1, "tpot_p50": 0.111}
     assert "tg32@d0" in worse and worse.keys() <= known.keys(), worse
     for metric, fraction in worse.items():
         assert fraction == pytest.approx(known[metric], abs=0.012), worse
-    # The largest change is named.
+    # The headline must name the largest change.
     headline = r"^FAIL: (decode tg32@d0|time per token, p50) is (9|10|11)(\.\d)? % slower"
     (named,) = re.findall(headline, run.output, re.MULTILINE)
     is_largest = max(worse, key=worse.__getitem__) == "tg32@d0"

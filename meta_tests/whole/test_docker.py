@@ -130,7 +130,8 @@ def test_the_context_is_enough_for_a_wheel(tmp_path):
     for file in _context():
         target = tmp_path / "context" / file.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target, follow_symlinks=False)  # the context has the link, not its target
+        # The build context contains the link, not its target.
+        shutil.copy(file, target, follow_symlinks=False)
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from setuptools import build_meta; "
          "print(build_meta.build_wheel(sys.argv[1]))", str(tmp_path)],

@@ -28,15 +28,16 @@ from tools.reference import commands, options, originals, pages, requirements
 DOCS = ROOT / "docs"
 TABLES = sorted((DOCS / "tables").glob("*.md"))
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "changelog.d/README.md", *TABLES])
-#: The largest number of pages, beside those of the separate plugins. The 28th is for owners of a
-#: Spark who serve another model.
+#: The largest number of pages, without those of the separate plugins. The 28th page is for owners
+#: of a Spark who serve another model.
 AT_MOST = 28
 OF_PLUGINS = {
     f"{folder.name.replace('_', '-')}.md"
     for folder in (ROOT / "plugins").iterdir()
     if (folder / "__init__.py").is_file() and folder.name != "sm121"
 }
-#: What a block may need. test_new_check.py adds the missing parts; all other blocks are run.
+#: What a code block may need. test_new_check.py adds the missing parts to some blocks; all other
+#: blocks are run.
 NEEDS = {
     *("engine", "sm121", "server", "llama.cpp", "network", "a quiet machine"),
     *("a module of yours", "files of yours"),
@@ -319,7 +320,7 @@ def test_options_in_the_docs_exist():
     consoles = [block for block in BLOCKS if block.language == "console"]
     lines = [line for block in consoles for line in block.code.splitlines()]
     typed = [line for line in lines if line.startswith(("$ pytest", "$ sm121"))]
-    # A text in quotes is for an engine, not for pytest.
+    # Quoted texts are arguments of an engine, not of pytest.
     words = re.findall(r"(?<![\w=\"'-])(--[a-z][a-z-]+)", "\n".join(typed))
     assert _unknown(words, "--collect-only") == []
 
@@ -350,7 +351,8 @@ def test_ci_examples_are_sound(name):
     in_variables = re.findall(r"(?:'|: )(--[a-z-]+)", text)
     assert _unknown(re.findall(r"--[a-z-]+", typed) + in_variables) == []
     for line in re.findall(r"(?<=pytest )[^\n]*", re.sub(r"\\\n\s*", " ", text)):
-        # pytest takes an existing path after a space for its root directory.
+        # If an existing path follows an option after a space, pytest uses it to determine its root
+        # directory.
         assert not re.search(r"--[a-z-]+ [/$.~]", line), f"{line}: write --option=/path"
     if name.startswith("github"):
         assert set(loaded["jobs"]) == {"embedded", "image", "spark"}

@@ -41,7 +41,7 @@ def test_the_entry_point_is_installed():
 
 
 def test_their_own_run_passes(project, fault_server):
-    # Their own profile, without requirements on the machine, so other load does not matter.
+    # The project's own profile has no requirements on the machine, so other load does not matter.
     shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
     without_box = re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", shipped, flags=re.M)
     (project / "theirs.toml").write_text(without_box)

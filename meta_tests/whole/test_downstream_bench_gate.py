@@ -22,9 +22,9 @@ COMPARE = "--benchmark-compare"
 SAVE = "--benchmark-autosave"
 TESTS = "test_our_rates.py"
 RATE = f"{TESTS}::test_decoding_is_fast_enough"
-#: hypothesis takes half of the time of a run, because it is imported at the end.
+#: Without hypothesis, a run takes half as long, because pytest imports hypothesis at the end.
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-#: 10 % below the stored level, and above the minimum.
+#: This rate is 10 % below the stored level, and above the minimum.
 SLOWER = "54"
 
 
@@ -57,7 +57,7 @@ class Theirs:
     _begin: Callable[..., object]
 
     def run(self, *arguments: str, level: str = "60") -> Ended:
-        # With CI, pytest repeats each message whole in its summary.
+        # If the variable CI is set, pytest repeats each message completely in its summary.
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_", "CI"))
         }
@@ -165,7 +165,7 @@ def test_equal_samples_are_reported(project):
     assert ended.row("gib").endswith("PASS")
 
 
-#: The arguments of pytest-rerunfailures.
+#: A plugin that accepts the arguments of pytest-rerunfailures.
 RERUNS = """from _pytest.runner import runtestprotocol
 
 def pytest_runtest_protocol(item, nextitem):
@@ -300,7 +300,7 @@ def test_a_metric_that_is_gone_fails_and_a_selection_leaves_it_out(stored):
     stored.replace("def test_the_first", "def the_first")
     all_run = stored.run(*cache, "--lf", COMPARE)
     assert all_run.status == 1, all_run.output
-    for whole in ((), (TESTS,)):  # the first is stored, and is no baseline of the second
+    for whole in ((), (TESTS,)):  # the first run is stored, but is no baseline of the second
         gone = stored.run(*whole, COMPARE, SAVE)
         assert gone.status == 1, gone.output
         line = f"FAIL: ttft was measured in 0001 by {TESTS}::test_the_first_token_comes_soon, and"
@@ -365,7 +365,7 @@ def test_a_file_of_another_version_is_one_line(stored):
     assert "expected what pytest_bench_gate stores, got ValueError" in stored.run(COMPARE).refusal
 
 
-# Beside others
+# Together with other plugins
 
 
 @pytest.mark.slow("workers")

@@ -18,7 +18,7 @@ from meta_tests.folders import META, ROOT
 from meta_tests.releases import needs
 
 PROJECT = META / "whole" / "downstream_gpu_arch"
-#: The output of `-rs` on a machine without a GPU.
+#: The line that `-rs` prints on a machine without a GPU.
 NEEDS = "needs sm121; this machine is cpu: torch"
 NOT_RUN = "NOT_RUN: sm121 was requested; this machine is cpu: torch"
 SUITE_IN_INI = "[pytest]\nsm121 = true\n"

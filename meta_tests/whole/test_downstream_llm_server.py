@@ -21,7 +21,7 @@ from sm121.engines.process_tree import marked
 
 PROJECT = META / "whole" / "downstream_llm_server"
 FAULTS = META / "whole" / "scenarios" / "llm_server_faults.py"
-#: A variable of all processes that a run starts.
+#: A variable that is set in all processes that a run starts.
 MARK = "SM121_META_LLM"
 SECRET = "hf-T0psecret"
 FIRST = "test_our_api.py::test_an_answer_has_the_tokens_that_were_asked_for"
@@ -83,7 +83,7 @@ def test_each_fault_of_a_server_is_reported_at_its_test(project):
     }, done.stdout
     text = done.stdout
     assert "the server did not start. Cause: oom: torch.OutOfMemoryError" in text
-    # 1 s is allowed; on a busy machine it is checked later.
+    # The limit is 1 s, but on a busy machine it is checked later.
     assert re.search(r"Cause: hang: the server was not ready within \d s", text), text
     assert text.count("Cause: killed: python") >= 3
     assert "the server does not answer. Cause: hang: it runs and serves no token" in text
@@ -141,7 +141,7 @@ def test_a_server_that_dies_under_xfail_is_red(project):
     (project / "test_xfail.py").write_text(XFAIL)
     done = run(project, *ENGINE, "-rA", "--runxfail", "test_xfail.py::test_has_another_bug")
     said = re.findall(r"^E +AssertionError: assert (.*) == 'theirs'", done.stdout, re.M)
-    # With the variable CI, the summary also has the whole message.
+    # If the variable CI is set, the summary also has the whole message.
     assert set(said) == {"'[redacted]...[redacted]'"}, done.stdout
     done = run(project, *ENGINE, "-rA", "test_xfail.py")
     assert done.returncode == 1 and "1 failed, 2 xfailed" in done.stdout, done.stdout

@@ -24,7 +24,7 @@ from meta_tests.faults import catalogue_rows
 from meta_tests.folders import ROOT
 from sm121.core import vocabulary
 
-#: Cases whose server refuses to start.
+#: For cases whose server refuses to start, no server answers the requests.
 NOBODY = Behind("http://127.0.0.1:9", "nobody")
 
 

@@ -17,9 +17,9 @@ from sm121.kernels import protocol, registry, serving
 from sm121.run import served
 from sm121.session import certification
 
-#: As for the MXFP4 build: no release reaches what a certificate requires.
+#: As for the MXFP4 build, because no release fulfils a certificate's requirements.
 GB10 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
-#: The operation that a test of the kernel level needs from the provider.
+#: The operation of the provider that each test of the kernel level needs.
 OPERATIONS = {
     "test_mxfp4_decodes_exactly": "mxfp4_dequantize",
     "test_mxfp4_decodes_any_bytes_exactly": "mxfp4_dequantize",
@@ -40,8 +40,8 @@ OPERATIONS = {
 }
 
 
-#: By what a test uses: the servers on which it can run on a GB10, the part of the profile that it
-#: needs, and the reason why it cannot run without this part.
+#: For each fixture that tests use, how the test can run on a GB10, the part of the profile that
+#: it needs, and the reason why it cannot run without this part.
 WAYS = {
     "reference": ("the oracle, in BF16",),
     "continuations": (

@@ -68,7 +68,7 @@ REPLIES = {
     "packed in two": Reply(sized(gzip.compress(LIST[:4]) + gzip.compress(LIST[4:]), b"gzip")),
     "packed otherwise": Reply(sized(b"abcd", b"br")),
     "not packed": Reply(sized(b"abcd", b"gzip")),
-    # 600 KB that expand to 600 MB
+    # 600 KB that are 600 MB after decompression
     "bomb": Reply(sized(gzip.compress(bytes(1 << 20), 9) * 600, b"gzip")),
     "flood": Reply(HEAD + b"\r\n", bytes(1 << 18), pause_s=0.0),
     "dripping": Reply(sized(b"", length=100_000), b"x"),
@@ -84,7 +84,7 @@ REPLIES = {
     "huge chunk that drips": Reply(CHUNKED + b"7fffffffffffffff\r\n", b"x"),
     "dripping trailers": Reply(CHUNKED + b"1\r\nx\r\n0\r\n", b"X-A: b\r\n"),
     "silent": Reply(again=b" ", times=1, pause_s=30.0),
-    # three times the time limit of a whole answer in this test
+    # three times the time limit that this test sets for a whole answer
     "slow stream": Reply(STREAM, EVENT, 15, 0.1, b"data: [DONE]\n\n"),
     "endless stream": Reply(STREAM, EVENT),
     "packed stream": Reply(sized(gzip.compress(EVENT * 4), b"gzip")),
@@ -102,7 +102,7 @@ def serve() -> Iterator[Callable[[str], Endpoint]]:
         listening.append(listener)
 
         def one(connection: socket.socket) -> None:
-            # The client may close the connection, as it should.
+            # The client may close the connection, which is correct.
             with connection, contextlib.suppress(OSError):
                 connection.recv(1 << 16)
                 REPLIES[reply].send(connection)
@@ -147,7 +147,7 @@ LATE = "no whole answer within 0.5 s"
 )
 def test_every_answer_has_a_bound(serve, answer, says):
     endpoint = serve(answer)
-    # A case about a size may be slow on a busy machine.
+    # The cases about sizes have more time, because they may be slow on a busy machine.
     timeout_s = 0.5 if says == LATE else 15.0
     began = time.monotonic()
     tracemalloc.start()

@@ -12,7 +12,7 @@ from meta_tests.folders import ROOT
 
 pytest.importorskip("importlinter")
 
-#: An injected import: the file, the import, and the expected output.
+#: For each contract, a file, the import that is injected into it, and the expected output.
 UPWARD = {
     "Layers": (
         "core/errors.py",
@@ -78,7 +78,8 @@ def test_the_tree_keeps_every_contract():
         assert f"{name} KEPT" in output
 
 
-#: The linter copies and reads the whole tree for each: about 1 s of CPU.
+#: Only these contracts are tested in `make test`, because for each of them the linter copies and
+#: reads the whole tree, which takes about 1 s of CPU.
 SAMPLE = ("Layers", "Only the plugin knows pytest")
 
 

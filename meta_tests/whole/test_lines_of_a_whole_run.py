@@ -8,7 +8,7 @@ import pytest
 from meta_tests.fakes.gb10.machine import PROFILE, Behind, Machine
 
 RATES = {"MARLIN": [[2048, 200.0, 40000.0], [34816, 180.0, 20000.0]]}
-#: Only the decoded rate is required; the other fields of the real profile remain.
+#: This profile only requires XQA for decode. The other fields are those of the real profile.
 DECODES_BY_XQA = """
 name = "decodes-by-xqa"
 extends = "{profile}"

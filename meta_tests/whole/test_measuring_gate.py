@@ -16,7 +16,7 @@ SHORTER = text_file("shorter.toml")
 
 def judge(run_pytest, server, *options):
     arguments = LEVEL, "--arch", "sm121", "--base-url", server.base_url, "--depths", "0", *options
-    for _ in range(2):  # again if this machine stood still for a moment, which the run reports
+    for _ in range(2):  # try again if this machine stood still for a moment, which the run reports
         status, run = run_pytest(*arguments, timeout_s=120.0)
         if "client_lag: " not in run.output:
             break

@@ -17,7 +17,7 @@ from meta_tests.folders import ROOT
 pytest.importorskip("tools")
 
 PAGE = (ROOT / "docs" / "new-check.md").read_text("utf-8")
-#: The files that the steps change or run.
+#: The parts of the project that the steps change or run.
 PARTS = ("docs", "fixtures", "meta_tests", "plugins", "tests", "tools", "changelog.d")
 _ADDITION = re.compile(r"<!-- add: (?P<file>\S+) -->\n```\w+\n(?P<text>.*?)```", re.S)
 _COMMAND = re.compile(r"^\$ python (?P<arguments>.+)$", re.M)
@@ -28,7 +28,7 @@ def tree(tmp_path_factory) -> Path:
     """Return a copy of the tree with the page's additions."""
     copy = tmp_path_factory.mktemp("tree")
     for part in PARTS:
-        # With its bytecode, because compiling takes longer.
+        # Copy the bytecode, too, because compiling it takes longer.
         shutil.copytree(ROOT / part, copy / part)
     for file in ("pytest.ini", "pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / file, copy)

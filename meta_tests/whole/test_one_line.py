@@ -22,7 +22,8 @@ from sm121.run.engine_report import EngineReport
 from sm121.run.verdict_file import VerdictFile
 
 DEAD = "http://127.0.0.1:9"
-#: Refusals by an option's first check, by the collected tests, and by the opened run.
+#: Requests that are refused by an option's first check, by the collected tests, or by the opened
+#: run.
 REFUSED = [
     pytest.param(("--plan", "qick"), "did you mean quick?", id="plan"),
     pytest.param(("--plan",), "--plan: expected one argument. --plan quick|", id="no-plan"),
@@ -57,9 +58,10 @@ REFUSED = [
 ]  # fmt: skip
 
 
-#: The lines above the refusal on a machine that is busy for eight seconds.
+#: The progress lines above the refusal, on a machine that is busy for eight seconds.
 GOES_ON = re.compile(r"\[\d\d:\d\d:\d\d\] .+")
-#: Makes a machine busy: each step takes longer than the time without a progress line.
+#: A plugin that acts like a busy machine: each step takes longer than the time without a progress
+#: line.
 BUSY = """
 import time
 from sm121.plugin import held_output, progress
@@ -136,7 +138,7 @@ def test_a_busy_machine_shows_on_a_terminal_that_it_goes_on(busy):
     ],
 )
 def test_make_refuses_a_plan_before_it_makes_the_environment(words):
-    # `make test` passes its job server to each make below it, which then prints more.
+    # `make test` passes its job server to each make that it starts, which then prints more lines.
     variables = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}
     for name in ("MFLAGS", "PYTEST_ARGS"):
         variables.pop(name, None)

@@ -65,7 +65,7 @@ VERDICTS = "meta_tests/whole/scenarios/verdicts.py"
             ("decided FAIL", "decided INVALID"),
             id="fails",
         ),
-        # The cause of a time-out is searched before the test is decided.
+        # The suite searches for the cause of a timeout before it decides on the test.
         pytest.param(
             ("meta_tests/whole/scenarios/out_of_time.py",),
             1,
@@ -87,7 +87,7 @@ def test_a_run_that_is_interrupted(begin):
     run, steps = begin(*both, warm=False)
     run.wait_for("correctness: 2 checks", 60)
     waiting.until(lambda: "decided PASS" in steps(), 60.0)
-    time.sleep(1)  # the next test waits
+    time.sleep(1)  # the next test waits for the stop
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == run.verdict["exit_status"] == 2, run.output
     assert steps() == [*BEGINNING, "decided PASS", LAST, "closed NOT_RUN", *END]
@@ -141,7 +141,7 @@ def test_every_hook_is_implemented_once_and_in_one_module():
     assert 20 <= len(hooks) <= 32, sorted(hooks)
 
 
-# A signal ends a run at any place in the code.
+# A signal ends a run at any place in the code
 
 
 class Interruptible:
@@ -187,6 +187,6 @@ def test_a_signal_that_other_code_swallowed_is_raised_again(signals):
     with pytest.raises(KeyboardInterrupt, match="SIGINT"):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
-    os.kill(os.getpid(), signal.SIGINT)  # a second one does not interrupt the stop
+    os.kill(os.getpid(), signal.SIGINT)  # a second signal does not interrupt the stop
     with pytest.raises(KeyboardInterrupt, match="continued"):
         signals.again()

@@ -12,7 +12,7 @@ from meta_tests.faults.protocol_faults import vllm_serving
 from meta_tests.folders import FAKES, ROOT
 from meta_tests.texts import text_file
 
-#: Fails the script if it, or anything that it imports, imports pytest.
+#: A script that fails if it, or anything that it imports, imports pytest.
 WITHOUT_PYTEST = """
 import sys
 for name in ("pytest", "_pytest", "pytest_benchmark"):

@@ -78,7 +78,8 @@ def test_a_whole_test_is_set_up_again(tmp_path):
         "from pathlib import Path\nfrom meta_tests import quiet\n"
         "from meta_tests.quiet import pytest_runtest_protocol, pytest_terminal_summary\n"
         "quiet.LOCK = Path(__file__).with_name('lock')\n"
-        "quiet.OTHERS, quiet.WAIT_S, quiet.WATCHED_S = -1.0, 0.0, 0.0\n"  # never quiet
+        # With these values, the machine is never quiet.
+        "quiet.OTHERS, quiet.WAIT_S, quiet.WATCHED_S = -1.0, 0.0, 0.0\n"
     )
     (tmp_path / "test_it.py").write_text(
         "import pytest\nruns = []\n"

@@ -9,7 +9,7 @@ import pytest
 from meta_tests.folders import ROOT
 from sm121.session import durations
 
-#: A number of minutes or hours, as people write it.
+#: A number of minutes or hours, as people write it in a text.
 _QUOTED = re.compile(
     r"(?<![\w.:])(?:(?P<clock>\d+:\d\d)|(?P<low>\d+(?:\.\d+)?)(?: to (?P<high>\d+(?:\.\d+)?))?"
     r"|(?P<word>half an|an?|one|two|three))[ -](?P<unit>min(?:utes?)?|h(?:ours?)?)\b"
@@ -115,7 +115,7 @@ _COUNTED = re.compile(
 )
 
 
-#: The level that plan quick has only with an option.
+#: The level that is in the plan quick only with an option.
 _BY_OPTION = ("quick", "regression")
 
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 DEAD = ("--base-url", "http://127.0.0.1:9")
-#: Writes a file when workers start.
+#: A plugin that writes a file when workers start.
 TELLS = """
 from pathlib import Path
 

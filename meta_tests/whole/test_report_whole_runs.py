@@ -36,7 +36,7 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
     (failure,) = details.read_details(run.report).failures
     assert failure.id == f"{SCENARIOS}::test_fail"
     assert failure.location.startswith(f"{SCENARIOS}:")
-    # A report that is written again from the files is equal.
+    # If a report is written again from the files, it must be equal.
     before = (run.report / "report.html").read_text()
     assert main(["report", str(run.report)]) == 0
     assert (run.report / "report.html").read_text() == before

@@ -28,9 +28,9 @@ from sm121.run.events import Closed, Decided
 from sm121.run.verdict_file import VerdictFile
 
 SCENARIO = "meta_tests/whole/scenarios/many_decisions.py"
-#: Tests of the stress level are refused beside workers.
+#: With workers, tests of the stress level are refused, so they are deselected.
 WORKERS = ("-n", "2", "-m", "not stress")
-#: Fields of a test that differ between two runs.
+#: Fields of a test that may differ between two runs.
 TIMES = {"seconds": True}
 BAD = ("FAIL", "INVALID", "INCONCLUSIVE")
 

@@ -45,7 +45,8 @@ def start(start_pytest, canary_bf16, short_folder):
 
 
 def check_nothing_left(run, memory_before: Memory) -> None:
-    # pytest, supervisor, API server, resource tracker, engine core, worker
+    # The tree has at least pytest, the supervisor, the API server, the resource tracker, the engine
+    # core and a worker
     assert len(run.processes) >= 6, f"the tree was seen while it lived: {run.processes}"
     processes = run.left()
     assert not processes, f"expected no process, got {processes}"

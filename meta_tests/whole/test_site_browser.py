@@ -15,9 +15,9 @@ import pytest
 from meta_tests.fakes import browser
 from meta_tests.folders import ROOT
 
-#: Width and colour scheme.
+#: The combinations of width and colour scheme.
 LOOKS = [(width, scheme) for width in browser.WIDTHS for scheme in ("light", "dark")]
-#: Each combination once, over different pages; `--slow` tests all pages in all combinations.
+#: Each combination is tested on one page; `--slow` tests all pages in all combinations.
 SAMPLE = {(390, "light"): 0, (390, "dark"): 1, (1440, "light"): 2, (1440, "dark"): 3}
 
 pytestmark = [
@@ -32,7 +32,7 @@ def build(folder: Path, docs: Path | None = None) -> Path:
     """Build the site of the documentation, or of other pages without a navigation, in another
     folder."""
     text = (ROOT / "mkdocs.yml").read_text("utf-8").replace("hooks: [", f"hooks: [{ROOT}/")
-    if docs is not None:  # pages with faults
+    if docs is not None:  # these pages contain faults
         text = text.partition("\nnav:\n")[0].replace("strict: true", "strict: false")
         text = re.sub(r"not_in_nav: \|\n(?:  .*\n)+", "", text)
     for key, path in (("docs_dir", docs or ROOT / "docs"), ("custom_dir", ROOT / "tools/site")):

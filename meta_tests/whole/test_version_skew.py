@@ -30,7 +30,7 @@ def installed(folder: Path, packages: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-#: FlashInfer's commands in __main__.py of 0.6.14 to 0.6.16, and of 0.6.17.
+#: The commands to download kernels of FlashInfer 0.6.14 to 0.6.16, and of 0.6.17 (__main__.py).
 _OLD_COMMAND = "then flashinfer download-cubin "
 _COMMAND = "then flashinfer download-kernels"
 
@@ -75,7 +75,7 @@ def test_kernels_of_another_release_are_reported_before_a_start(
         assert version in finding.message
     assert finding.remedy.startswith("pip uninstall ")
     assert command in finding.remedy
-    assert "vllm download-kernels" not in finding.remedy  # vLLM has it from 0.32 on
+    assert "vllm download-kernels" not in finding.remedy  # vLLM has this command from 0.32 on
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,12 @@ def test_conflicting_packages_are_reported_before_a_start(
         "sm121", ["--model", "m"], environment, needs=Needs(), directory=tmp_path, modules=modules
     )
     said = (
-        f"{package} 0.24.0 requires {required}"  # packages of this environment may refuse it, too
+        # Other packages of this environment may refuse it, too.
+        f"{package} 0.24.0 requires {required}"
     )
     (finding,) = [each for each in start.findings() if each.message.startswith(said)]
-    assert (finding.check, finding.severity) == ("requirement", "note")  # a vendor's torch works
+    # A torch built by the vendor works.
+    assert (finding.check, finding.severity) == ("requirement", "note")
     assert f"got {installed}" in finding.message
 
 

@@ -67,7 +67,7 @@ def test_the_floor_is_watched_when_processes_cannot_be_read():
 
 
 def test_peaks_are_of_host_and_device_together_and_of_one_way_to_know_them():
-    # While a server starts beside another program, the memory of the whole GPU is known.
+    # While a server starts beside another program, only the memory of the whole GPU is known.
     samples = [SimpleNamespace(device=900, total=1000, source="the whole GPU")]
     for device, total in ((None, None), (70, 80), (60, 90)):
         samples.append(SimpleNamespace(device=device, total=total, source="by process"))
@@ -142,10 +142,10 @@ def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
     code = text_file("server-of-a-child.txt").format(pids=str(pids))
     with Path("/dev/full").open("w") as full:
         supervisor = supervised(tmp_path / "no" / "x.json", scratch, code, stdout=full, stderr=full)
-    time.sleep(6.0)  # its child has ended, which it tried to record
+    time.sleep(6.0)  # the child that it tried to record has ended
     assert supervisor.poll() is None, "it lives, and with it the server's end"
     server = psutil.Process(int(pids.read_text()))
-    supervisor.stdin.close()  # as when pytest is killed
+    supervisor.stdin.close()  # the same happens when pytest is killed
     supervisor.wait(30)
     assert not server.is_running() and not scratch.exists()
 
@@ -163,12 +163,12 @@ NO_KERNEL = kernel_messages.KernelMessages()
 @pytest.mark.parametrize(
     ("before", "number", "kind", "named"),
     [
-        # as vLLM ends its workers
+        # vLLM ends its workers in this way
         (None, "SIGKILL", "engine_dead", False),
         (None, "SIGTERM", "engine_dead", False),
-        # it crashed while it was being stopped
+        # the engine crashed while it was being stopped
         (None, "SIGSEGV", "engine_dead", True),
-        # another process killed it before
+        # another process killed the engine before the stop
         ("SIGKILL", "SIGKILL", "killed", True),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kin
     assert waiting.until(lambda: ready.is_file() and ready.read_text(), 60.0)
     worker = int(ready.read_text())
     if before is not None:
-        time.sleep(2.5)  # until the supervisor knows about it
+        time.sleep(2.5)  # wait until the supervisor knows the worker
         os.kill(worker, signal.Signals[before])
         time.sleep(0.5)
     supervisor.terminate()
@@ -246,7 +246,7 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
     )
     assert waiting.until(lambda: "ready" in (report / "server-x.log").read_text(), 60.0)
     supervisor.stdin.close()
-    first.lock.close()  # as pytest does when it is killed
+    first.lock.close()  # the same happens when pytest is killed
     assert supervisor.poll() is None
     second = directory.lock_directory(report)
     assert not psutil.pid_exists(supervisor.pid) or supervisor.wait(10) is not None

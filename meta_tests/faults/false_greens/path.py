@@ -26,7 +26,7 @@ from sm121.session.session import Session
 @in_two_steps
 def says_later(session: Session, line: str) -> None:
     server = session.run.server()
-    assert not session.run.paths.contradictions(server)  # as the kernel level does
+    assert not session.run.paths.contradictions(server)  # the kernel level makes this check, too
     tell(session, f"do=print&text={quote(line)}")
 
 

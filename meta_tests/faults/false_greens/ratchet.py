@@ -125,7 +125,7 @@ def _after(kit: Kit, *contexts: dict[str, Any], share: float = 0.6) -> Outcome:
     if matches := [run for run in runs if not run.unlike(_NOW)]:
         return _judged(*trend.compare({now.name: now}, matches, _LIMITS))
     error = measured.none_matches(runs, _NOW, kit.tmp_path, measured=1)
-    green = error.verdict is Verdict.NOT_RUN  # by itself this is no failure
+    green = error.verdict is Verdict.NOT_RUN  # a NOT_RUN alone does not make the run fail
     return Outcome("PASS" if green else error.verdict.value, str(error))
 
 

@@ -60,7 +60,7 @@ class Replaced:
                     for _ in range(3):
                         http.post("/v1/completions", json={"prompt": "x", "max_tokens": 9})
                 session.recorder.record(rate("tg32@d0"))
-                session.run.servers.look()  # as between two tests
+                session.run.servers.look()  # the suite calls this between two tests
                 if self.core and self.then is not None:
                     tell(session, "do=core&number=9")
                 elif self.then is not None:
@@ -81,7 +81,7 @@ class Replaced:
         is_hidden = "/metrics" in (self.proxy or ())
         doubt = "not proven that the server was never restarted"
         summary = (kit.tmp_path / f"{folder.name}-report" / "summary.md").read_text()
-        if self.then is None:  # claims that a PASS must not make
+        if self.then is None:  # the remarks that a PASS must not contain
             assert (doubt in summary) == is_hidden, summary
         assert (files[0].engine.unwatched in files[0].unproven) == is_hidden, files[0].unproven
         return outcome

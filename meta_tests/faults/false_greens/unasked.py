@@ -25,7 +25,7 @@ from sm121.engines import capabilities
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.metrics.streams import StreamsRate
 
-#: The value of a missing counter.
+#: The value that stands for a missing counter.
 VANISHED = None
 BOUND = level_settings.AgreementBound(max_abs=0.1, mean_abs=0.1, fork=0.1, source="a meta test")
 

@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 Fault: TypeAlias = tuple[Callable[[str], bool], Callable[[Tensor], Tensor]]
 
 NO_SINK = -1e30
-BANG = 0  # the token "!"
+BANG = 0  # the id of the token "!"
 NOTHING = "nothing"
 
 
@@ -41,7 +41,7 @@ class _Packing:
         return self._pack(weight, isa)
 
 
-# This module is imported before the model is loaded.
+# Set here, because this module is imported before the model is loaded.
 cpu_moe.cpu_prepack_moe_weight = _Packing(cpu_moe.cpu_prepack_moe_weight)
 
 
@@ -198,7 +198,7 @@ class Patcher:
 
 
 def _copy(tensor: Tensor, values: Tensor) -> None:
-    # vLLM created some of its tensors in this mode, and only in it they can be changed.
+    # vLLM created some of its tensors in inference mode, in which alone they can be changed.
     with torch.inference_mode():
         tensor.copy_(values)
 
@@ -275,7 +275,7 @@ _KV = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 _PACKED = (
     "experts.gate_up_proj",
     "experts.down_proj",
-)  # [E, in, out]; bytes hold two values along `in`
+)  # [E, in, out]; a byte contains two values along `in`
 _DOWN = "mlp.experts.down_proj"
 
 WEIGHTS: dict[str, Fault] = {

@@ -14,7 +14,7 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.worker import gpu_model_runner
 
-PATCHES.clear()  # faults of the model have their own catalogue
+PATCHES.clear()  # the faults of the model are tested elsewhere
 
 
 def _expand(
@@ -28,7 +28,7 @@ def _expand(
 
 rejection_sampler.expand_batch_to_tokens = _expand
 _cut = rejection_sampler.apply_top_k_top_p
-# Another fix: with top_k, the engine dies in a step without a draft.
+# Without this, the engine dies if top_k is set and a step has no draft.
 rejection_sampler.apply_top_k_top_p = lambda logits, *cuts: (
     _cut(logits, *cuts) if len(logits) else logits
 )
@@ -298,7 +298,7 @@ def _(model: Patcher) -> None:
     model.wrap(SpecDecodingStats, "observe_draft", run)
 
 
-#: Faults of one expression: the patched part of the engine, and the change.
+#: Faults that are a single expression: the patched part of the engine, and the change.
 SMALL: dict[str, tuple[Any, Any]] = {
     "every draft is accepted": (
         _outcome,

@@ -94,9 +94,10 @@ def test_a_small_difference_everywhere_is_a_difference_on_average():
     assert outcome.disagreement is not None and "mean difference" in str(outcome.disagreement)
 
 
-#: Differences in a batch, in steps of BF16 (1/32 nat at these logits), of 24 tokens of vLLM 0.32 on
-#: the CPU. The first has the mean of a healthy server's worst answer, 0.022 nats. The other is the
-#: prompt that showed attention 10 % too large the least.
+#: Differences of the answers in a batch, for 24 tokens of vLLM 0.32 on the CPU, in steps of BF16
+#: (1/32 nat at these logits). The first row has the same mean as the worst answer of a healthy
+#: server, 0.022 nats. The second row is of a server with attention that is 10 % too large, for the
+#: prompt that shows this least.
 ROUNDED = (0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1)
 TOO_LARGE = (4, 4, 5, 6.5, 10, 6, 5, 1, 5, 2.5, 2, 5.5, 1.5, 2, 8, 2.5, 6, 4, 3.5, 7, 3, 2.5, 8, 5)
 

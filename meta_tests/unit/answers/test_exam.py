@@ -103,7 +103,7 @@ def test_expected_calls_fit_the_functions(name):
         jsonschema.validate(call.arguments, schemas[call.function])
 
 
-# Which answers are right.
+# Which answers are right
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -163,7 +163,7 @@ def test_other_models_prompts_and_tokenizers_are_refused(canary_bf16, tmp_path):
         refuse(changed)
 
 
-# The change of log-probabilities by a second rank, in nats: of each token, of every second token
+# How a second rank changes log-probabilities, in nats: those of each token, of every second token
 # with the other sign, and of token 20.
 @pytest.mark.parametrize(
     ("shifts", "within"),

@@ -99,7 +99,7 @@ def test_the_oracle_file_agrees_with_the_model_in_memory(made, checkpoint):
 def test_coarser_rounding_has_a_wider_tolerance_than_bf16(made):
     bf16, w4a8 = (computed_tolerance(made, path) for path in ("bf16", "w4a8"))
     assert 0 < bf16.mean_abs < w4a8.mean_abs < 0.2
-    # The rounding hides everything.
+    # The difference by rounding is larger than that of any mistake.
     with pytest.raises(NotRun, match="cannot be distinguished from a right"):
         computed_tolerance(wide(made), "bf16")
     for mistake in made.mistakes.values():
@@ -209,7 +209,7 @@ def position(token: int, value: float, **top: float) -> Position:
     return Position(token=f"token_id:{token}", log_probability=value, top=named)
 
 
-# `judged`: the number of judged tokens.
+# `judged` is the number of judged tokens.
 @pytest.mark.parametrize(
     ("positions", "wrong", "judged"),
     [

@@ -173,7 +173,7 @@ def test_the_cost_of_a_fast_servers_rounding_is_a_regression(paid, name):
     declared = decided(KL, fast[KL], at_most=1.05 * means(fast)[KL])
     assert declared.verdict is Verdict.PASS
     assert declared.estimate.ci_low < means(fast)[KL] < declared.estimate.ci_high
-    if FAST[name][1]:  # the same mathematics as a server that rounds
+    if FAST[name][1]:  # computed like a server that rounds
         assert means(fast) == pytest.approx(means(paid(DENSE)), rel=1e-3, abs=1e-6)
 
 
@@ -183,11 +183,11 @@ def test_only_a_lower_probability_of_right_answers_fails(reference, checkpoint):
         samples, _ = price.measure(server, reference, "canary", ())
         decision = decided(RIGHT, samples[RIGHT], minimum=-0.05)
         assert decision.verdict is verdict and decision.estimate.value * shift > 0
-        assert means(samples)[KL] < 1e-6  # the same server
+        assert means(samples)[KL] < 1e-6  # the server does not round
         now = metric(RIGHT, samples[RIGHT])
         before = metric(RIGHT, [0.0] * 6)
         assert compare_prices(now, [before], LIMITS).verdict is verdict
-    # Each one is allowed alone, not all together.
+    # Each step is allowed by itself, but not all steps together.
     steps = [metric(KL, [0.001 + 0.00015 * n]) for n in range(4)]
     assert compare_prices(steps[1], steps[:1], LIMITS).verdict is Verdict.PASS
     assert compare_prices(steps[3], steps[:3], LIMITS).verdict is Verdict.FAIL

@@ -50,7 +50,7 @@ def stored_metrics(values):
     }
 
 
-# `but`: values that differ from those of `now`.
+# `but` contains the values that differ from those of `now`.
 @pytest.mark.parametrize(
     ("now", "but", "limits", "worse"),
     [

@@ -33,7 +33,7 @@ def test_a_list_of_numbers_is_no_loop():
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []
 
 
-# For the last row but one, twenty tokens are too few.
+# For the second to last row, twenty tokens are too few.
 @pytest.mark.parametrize(
     ("sign", "broken", "harmless"),
     [

@@ -5,7 +5,7 @@ import pytest
 from sm121.answers import sanity
 
 
-# For the last row but one, twenty tokens are too few.
+# For the second to last row, twenty tokens are too few.
 @pytest.mark.parametrize(
     ("sign", "broken", "harmless"),
     [

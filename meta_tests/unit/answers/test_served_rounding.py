@@ -21,7 +21,7 @@ def read(server, path, required=None) -> str:
     return rounding_of(options, required or engine_settings.PathValues(), evidence, GPT_OSS).formats
 
 
-# The rows of served-roundings.toml; `path` adds values to the path.
+# `served-roundings.toml` has the same rows. `path` adds values to the path.
 @pytest.mark.parametrize(
     ("server", "path", "formats"),
     [

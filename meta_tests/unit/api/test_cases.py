@@ -24,7 +24,7 @@ def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | 
 #: The smallest id of a special token in gpt-oss's vocabulary.
 FIRST_OF_HARMONY = 199_998
 WELL = answer(200, COMPLETION)
-#: The bodies that rows name.
+#: The bodies to which rows refer.
 BODIES = {"ERROR": ERROR, "COMPLETION": COMPLETION}
 
 
@@ -51,7 +51,7 @@ def case(name: str) -> Case:
         ("wrong-model", 418, "ERROR", "wrong_status", True),
         ("nul-character", 400, "ERROR", "refused", True),
         ("huge-logit-bias", 400, "ERROR", None, None),
-        # Unspecified behaviour is a note, unless the server breaks.
+        # Unspecified behaviour is a remark, unless the server breaks.
         pytest.param(
             "unknown-field",
             400,
@@ -61,7 +61,7 @@ def case(name: str) -> Case:
             id="unknown-field, no error object",
         ),
         ("unknown-field", 500, "ERROR", "server_error", True),
-        # Only the known deviation is excused, no other one.
+        # Only the known deviation is excused.
         pytest.param(
             "wrong-key",
             401,

@@ -25,7 +25,8 @@ REAL = profile.load("sm121-gpt-oss-120b")
 FILE = data_file.load(f"scores/{SCORE.task}.toml", compatibility._File)
 CASES = {case.question: case for case in FILE.cases}
 CALLS = itertools.count(1)
-#: Changes a right call (name, arguments, reasoning). None: no call; 500: an error.
+#: Changes of a correct call (name, arguments, reasoning). None stands for no call, 500 for an
+#: error.
 FAULTS = {
     "another tool": (lambda call: ("generate_chart", *call[1:]), "got generate_chart"),
     "a tool that there is not": (lambda call: ("get_status", *call[1:]), "got get_status"),

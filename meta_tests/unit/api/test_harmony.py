@@ -22,7 +22,7 @@ def test_good_answers_are_harmony(ids):
     ("ids", "fault"),
     [
         pytest.param((), "no token", id="no token"),
-        # Marlin on SM121 loses it (vllm#37030)
+        # Marlin on SM121 loses the first token (vllm#37030)
         pytest.param(
             (35644, 200008, 976, 200007, 200006, 173781, 200005, 17196, 200008, 976, 200002),
             "the first token is 35644",

@@ -174,7 +174,7 @@ class Counting(Api):
             "two-calls-and-their-results", (-1,), True, id="two-calls-and-their-results, -1, wrong"
         ),
         pytest.param("later-instructions", (1, 2), True, id="later-instructions, 1 2, wrong"),
-        # `encode` reads them as control tokens
+        # `encode` reads the special tokens of the text as control tokens
         ("special-tokens-as-text", None, True),
     ],
 )

@@ -16,8 +16,8 @@ from sm121.stress.shapes import Shapes
 
 ENDPOINT = Endpoint("", "", "m")
 VLLM = capabilities.capabilities_of("vllm", "0.32.0")
-#: Changes a request while this many others run. A crowd has 13 requests before its samples, and
-#: then one between two samples.
+#: Each fault changes a request while this many other requests run. In a crowd, 13 requests are
+#: before the samples, and one is between two samples.
 FAULTS = {
     "temperature 1": (16, lambda body: body | {"temperature": 1.0}),
     "greedy": (16, lambda body: body | {"temperature": 0.0}),

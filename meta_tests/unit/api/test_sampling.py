@@ -13,7 +13,7 @@ from sm121.core import profile
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
 
-#: The number of chats without a text, of a server that samples at temperature 2.
+#: The share of chats without a text if a server samples at temperature 2.
 EMPTY = 0.5
 CORRECTNESS = profile.load("cpu-tiny-gpt-oss").correctness
 

@@ -177,7 +177,7 @@ def test_oracle_agrees_with_transformers(canary_bf16):
         ids = torch.tensor(prompt.token_ids)
         with torch.no_grad():
             logits = model(ids[None]).logits[0, :-1]
-        # In float32 a softmax over so large a vocabulary alone costs up to 4e-4.
+        # In float32, a softmax over this large vocabulary alone has an error of up to 4e-4.
         expected = logits.double().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
         computed = small_oracle.next_token_log_probabilities(weights, prompt.token_ids)
         assert (computed - expected).abs().max() < 1e-4, prompt.name

@@ -121,7 +121,7 @@ def test_random_codes_have_the_rms_that_is_wanted(rms):
         pytest.param(
             ("--shape", "gpt-oss-7b"), "invalid choice", id="--shape gpt-oss-7b, invalid choice"
         ),
-        # openai/gpt-oss-120b, model.safetensors.index.json and the headers of its files.
+        # Source: model.safetensors.index.json of openai/gpt-oss-120b, and the headers of its files.
         pytest.param(
             ("--shape", "gpt-oss-20b", "--layers", "two"),
             "invalid int value",

@@ -158,7 +158,7 @@ LOGPROBS = {"tokens": ["<|return|>"], "token_logprobs": [-0.1]}
 )
 def test_an_answer_with_a_text_or_a_token_is_healthy(answer, shown, capsys):
     with serving("answer", answer=answer) as url:
-        # The answer is read in time even on a busy machine.
+        # The limit is long enough for a busy machine.
         status, _ = health(url, "--within", "20")
     out = capsys.readouterr().out
     assert (status, shown in out) == (0, True), out

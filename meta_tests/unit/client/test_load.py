@@ -144,17 +144,17 @@ def test_only_the_profile_of_the_cpu_sends_fewer_requests():
 @pytest.mark.parametrize(
     ("started", "last", "ended", "silent"),
     [
-        # it ended before the stop
+        # the request had ended before the stop
         (10.0, 19.0, 19.5, 0.0),
-        # its connection stayed open without data
+        # the connection stayed open without data
         (10.0, 19.0, 80.0, 60.0),
-        # it was answered completely
+        # the request was answered completely
         (10.0, 79.0, 80.0, 1.0),
-        # an answer that arrives at once, or never
+        # the answer arrives at once, or never
         (10.0, None, 80.0, 60.0),
-        # accepted after the stop, and never answered
+        # the request was accepted after the stop, and never answered
         (25.0, None, 85.0, 60.0),
-        # refused at once
+        # the request was refused at once
         (25.0, None, 25.1, 0.1),
     ],
 )
@@ -196,7 +196,8 @@ def test_a_client_that_hangs_after_the_stop_is_a_fault(monkeypatch, wait_s):
         return
     with pytest.raises(AssertionError, match=r"got 60 s for 6 of 8 requests"):
         go()
-    # A release with this known bug is excused for as many requests as its engine can run at once.
+    # A release with this known bug is excused for as many requests as its engine can run at the
+    # same time.
     remarks: list[str] = []
     give(run, remark=remarks.append)
     deviation = capabilities.capabilities_of("vllm", "0.32.0").deviation(

@@ -131,7 +131,8 @@ def test_an_honest_stream_loses_nothing_to_the_search_for_a_late_start():
         errors.append(decoding.window(stream, 32).rate / plain - 1)
     assert abs(np.mean(errors)) < 0.001
     assert np.mean(np.abs(errors) < 1e-9) > 0.95
-    at = np.cumsum([100.0, *([10.25, 10.3, 9.45] * 43)])[:128]  # the resolution of a timer
+    # Differences of this size are below a timer's resolution.
+    at = np.cumsum([100.0, *([10.25, 10.3, 9.45] * 43)])[:128]
     assert decoding.window(stream_of([(each, 1) for each in at]), 128).start.tokens == 1
 
 
@@ -208,7 +209,7 @@ def test_token_counts_of_an_answer(made, reason):
             "other_clients",
             id="generated 8 running 1, other_clients",
         ),
-        # SGLang's pages of one token
+        # SGLang with a cache page of one token
         pytest.param(
             {"generated": 8, "prompted": 4, "cache_hits": 1},
             None,
@@ -227,7 +228,7 @@ def test_token_counts_of_an_answer(made, reason):
             None,
             id="generated 8 prompted 32768 cache_hits 163, 32768",
         ),
-        # a cache that has them: a page of 16, a tenth, all tokens but one
+        # the cache contains some of the prompt: a page of 16 tokens, a tenth, all tokens but one
         pytest.param(
             {"generated": 8, "prompted": 2048, "cache_hits": 16},
             2048,
@@ -396,7 +397,8 @@ def test_more_rounds_say_more_of_two_clocks(neighbours):
     assert second_clock_reasons(pairs, neighbours=neighbours) == ["second_clock"] * neighbours
 
 
-#: tg32 of the canary on an H100, one row per answer: time to first token, and between tokens (ms).
+#: tg32 of the canary on an H100. Each row is an answer: the time to the first token, and the time
+#: between tokens, in ms.
 H100_LONG = ((17.6, 2.49), (19.6, 2.66), (44.2, 1.84), (15.2, 1.78), (15.7, 1.85))
 H100_SHORT = (30.1, 30.8, 32.8)
 

@@ -133,7 +133,7 @@ NOISE = random.Random(5).randbytes
 MAGIC = device_code.FATBIN_MAGIC
 WHOLE = fatbin(entry(SASS, "121a"))
 INTERPRETER = Path(sys.executable).resolve().read_bytes()
-#: In a library; its class, if it contains device code.
+#: The contents of a library, and the expected class of the library.
 CONTENTS = {
     "empty": (b"", "HOST"),
     "a header": (b"\x7fELF", "HOST"),
@@ -143,10 +143,10 @@ CONTENTS = {
     "a magic": (MAGIC, "HOST"),
     "magics": (b"x" * 100 + MAGIC * 5, "HOST"),
     "whole": (INTERPRETER, "HOST"),
-    # The missing part may be the device code.
+    # The missing part of a truncated file may be the device code.
     **{f"cut at {at}": (INTERPRETER[:at], "UNREADABLE") for at in (20, 1000, -1)},
     "device code, cut": (WHOLE[:-8], "UNREADABLE"),
-    # an entry that is longer than its container
+    # the entry is longer than its container
     "device code, too long": (WHOLE[:24] + struct.pack("<Q", 1 << 40) + WHOLE[32:], "UNREADABLE"),
 }
 
@@ -273,7 +273,8 @@ def test_command_without_a_place_looks_at_the_engine(tmp_path):
 )
 def test_an_engine_without_code_for_gb10_is_named(tmp_path, core, experts, reason):
     library(tmp_path / "_C.abi3.so", entry(SASS, core))
-    library(tmp_path / "_vllm_fa3_C.abi3.so", entry(SASS, "90a"))  # is correctly for other GPUs
+    # This library is meant for other GPUs.
+    library(tmp_path / "_vllm_fa3_C.abi3.so", entry(SASS, "90a"))
     if experts != "absent":
         code = [entry(SASS, experts)] if experts else []
         library(tmp_path / "_moe_C.abi3.so", *code)

@@ -85,13 +85,13 @@ def test_which_ptx_gb10_can_use(text, runs):
 @pytest.mark.parametrize(
     ("name", "architecture", "outcome", "says"),
     [
-        # plain sm_121: refused, or emulated without a message
+        # plain sm_121: the instruction is refused, or emulated without a message
         ("cvt_e2m1x2", "121", "REFUSED", r"e2m1x2(.|\n)*sm_121|sm_121(.|\n)*e2m1x2"),
         ("mma_mxf8f6f4", "121", "REFUSED", "block scale"),
         ("mma_mxf4", "121", "REFUSED", "block scale"),
         ("cuda_fp4_header", "121", "SOFTWARE", r"no instruction or kernel like \^F2FP"),
         ("cuda_fp4_header", "121a", "HARDWARE", None),
-        # a source that does not compile is an error, not a refusal
+        # source code that does not compile is an error, and not a refusal
         ("flashinfer_cutlass_mma", "121a", "BROKEN", r"mma_sm120\.hpp"),
     ],
 )

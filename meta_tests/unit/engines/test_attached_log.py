@@ -70,7 +70,8 @@ def test_a_start_is_read_in_utc_and_in_the_zone_of_the_suite(
 ):
     in_zone("<-09>9")
     with monkeypatch.context() as patch:
-        patch.setenv("TZ", zone_of_server)  # without tzset, only the server's time zone changes
+        # Without a call of tzset, only the server's time zone changes.
+        patch.setenv("TZ", zone_of_server)
         server = attach()
     assert server.log is not None, server.why_no_log
 

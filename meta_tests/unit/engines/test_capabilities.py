@@ -125,7 +125,7 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
             "0.32.0 and 0.33.0",
             id="1000.0, 0.32.0 0.33.0, 0.32.0 and 0.33.0",
         ),
-        # the same process, whose clock is read with a small difference
+        # the readings are from one process, and its clock is read with a small difference
         pytest.param((1000.0, 1000.9), ("0.32.0",), None, id="1000.0 1000.9, 0.32.0"),
         pytest.param((1000.0,), ("0.32.0",), None, id="1000.0, 0.32.0"),
     ],
@@ -300,13 +300,13 @@ def test_a_version_before_the_parameter_cannot():
         pytest.param(
             "vllm", "0.25.1", None, Inapplicable, id="vllm, 0.25.1, sm121.core.verdict.Inapplicable"
         ),
-        # it is unknown whether the engine has it
+        # it is unknown whether this engine has the capability
         pytest.param("vllm", None, None, NotRun, id="vllm, NotRun"),
         pytest.param("vllm", "0.9.0", "token_ids", NotRun, id="vllm, 0.9.0, token_ids, NotRun"),
         pytest.param(
             "vllm", "0.9.0", "chat_token_ids", NotRun, id="vllm, 0.9.0, chat_token_ids, NotRun"
         ),
-        # not tied to a release, so its replacement must be proven
+        # without a known release, the replacement must be proven
         pytest.param("llama-cpp", "b11434", None, NotRun, id="llama-cpp, b11434, NotRun"),
     ],
 )

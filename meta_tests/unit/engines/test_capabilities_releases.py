@@ -87,7 +87,7 @@ def test_a_stock_engine_is_held_to_its_own_floor():
         goal = effort.gate(f"tg32@d{depth}")
         assert 0.89 * rate < floor.minimum < 0.93 * rate and floor.minimum < goal.minimum
         assert f"{rate:.2f}" in floor.source
-    assert stock.gate("tg32@d0").minimum < 31.58  # from the other machine
+    assert stock.gate("tg32@d0").minimum < 31.58  # the rate of the other machine
     for metric in ("ttft_p99", "startup_s"):
         assert stock.gate(metric) == effort.gate(metric) is not None
 
@@ -236,14 +236,14 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
         GB10.judging("cutlass", BUILD)
     with pytest.raises(UsageError, match="an unknown release, which has stock"):
         GB10.judging("mxfp4", None, {"--moe-backend"})
-    assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that reports no version
+    assert GB10.judging("mxfp4").under_test == "mxfp4"  # the server reports no version
     checkout = "0.14.0rc1.dev380+gdeadbee12"  # a build of a release at an unknown commit
     assert GB10.judging("mxfp4", checkout).under_test == "mxfp4"
     assert GB10.judging(None, checkout).under_test == "stock"
     for lacks in (("mxfp4", "0.14.1"), ("mxfp4", "0.33.1.dev5+gdeadbee12"), ("marlin", checkout)):
         with pytest.raises(UsageError, match="which has stock"):
             GB10.judging(*lacks)
-    with pytest.raises(UsageError, match="which has stock"):  # its parser was read
+    with pytest.raises(UsageError, match="which has stock"):  # the parser's options are known
         GB10.judging("mxfp4", checkout, {"--port"})
 
 
@@ -252,9 +252,9 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
     [
         ("0.14.0rc1.dev375+g8409484b4", None),
         ("0.1.dev12770+g045293d82.d20260810", None),
-        # by its parser
+        # the build is recognised by its parser's options
         ("0.14.0rc1.dev380+gdeadbee12", "0.14.0+mxfp4"),
-        # by its log
+        # the build is recognised by its log
         ("0.1.dev16581+g0a1b2c3d4", "0.14.0+mxfp4"),
     ],
 )

@@ -137,7 +137,8 @@ def failed_start(server: ManagedServer, error: type[Exception]) -> tuple[str, st
 def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
     server = make("exit-0", ready=60.0)
     text, kind, seconds = failed_start(server, ServerExited)
-    # The fault server lives for one second, and needs part of it to start on a busy machine.
+    # The fault server lives for one second. On a busy machine, it needs a part of this time to
+    # start.
     assert seconds < 1.0 + 6.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
     assert "status 0" in text and kind == "engine_dead" and str(server.launch.log) in text, text
     text, kind, _ = failed_start(make("exit-oom"), ServerExited)
@@ -199,8 +200,9 @@ def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
     stuck = make("compiles-then-hangs", ready=4.0, cold=60.0)
     text, _, seconds = failed_start(stuck, ServerTimedOut)
     assert 5.5 < seconds < 15.0 and "after the last file that it compiled" in text
-    shutil.rmtree(empty_cache)  # the first start has compiled its module
-    failed_start(make("compiles", ready=3.0, cold=4.0), ServerTimedOut)  # it ends
+    shutil.rmtree(empty_cache)  # the first start has compiled the module
+    # The start ends at the time limit.
+    failed_start(make("compiles", ready=3.0, cold=4.0), ServerTimedOut)
 
 
 @pytest.mark.slow("another compiler; a cold start that ends is tested above")
@@ -217,7 +219,7 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
     file = tmp_path / "mine.toml"
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     text = re.sub(r"ready_within_s = .*", 'ready_within_s = { value = 8, source = "test" }', text)
-    # The test's own timeout is longer, too.
+    # The test's own timeout is longer than usual, too.
     file.write_text(re.sub(r"smoke = \d+", "smoke = 15", text))
     arguments = (
         "--arch", "cpu", "--profile", str(file), "--kernel-trace", "off",
@@ -246,7 +248,8 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
 def test_a_hanging_start_differs_from_a_slow_one(make):
     """Three starts at the same time, because each waits for seconds."""
     silent = make("silent", ready=300.0, stalled=4.0)
-    # The same time limit for a server that logs: it exceeds the limit and is not called stalled.
+    # The time limit is the same for a server that logs. That server exceeds the limit, and is not
+    # called stalled.
     logs = make("never-ready", ready=6.0, stalled=4.0)
     health_only = make("health-only", ready=6.0, stalled=60.0)
     with ThreadPoolExecutor() as starts:
@@ -323,7 +326,8 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
 
 def test_the_log_that_is_left_shows_no_secret(make):
     server = make("none")
-    server.hooks = StartHooks(other_secrets=lambda: {"0.32.0"})  # the server reports it
+    # The server's log contains this text.
+    server.hooks = StartHooks(other_secrets=lambda: {"0.32.0"})
     server.start()
     assert "version 0.32.0" in server.launch.log.read_text()
     server.stop()

@@ -41,7 +41,7 @@ def at(
 @pytest.mark.parametrize(
     ("before", "after", "missing", "unproven"),
     [
-        # Without a GPU: memory of visible processes is theirs, in any container.
+        # Without a GPU, the memory of visible processes belongs to them, in any container.
         pytest.param(
             {"gpu": False},
             {"available": 95, "taken": 15, "gpu": False},
@@ -56,7 +56,7 @@ def at(
             False,
             id="gpu False, available 95 gpu False, 5, not unproven",
         ),
-        # A file in memory, or locked pages: the owner is unknown.
+        # Files in memory and locked pages have no known owner.
         pytest.param(
             {"gpu": False},
             {"available": 83, "shared": 17, "gpu": False},
@@ -78,7 +78,7 @@ def at(
             True,
             id="taken unknown gpu False, available 95 taken unknown gpu",
         ),
-        # A GPU with its own memory: another process, or pytest itself, took 2 GiB.
+        # A GPU with its own memory, of which another process, or pytest itself, has taken 2 GiB.
         pytest.param(
             {"used": 4, "held": 3},
             {"used": 6, "held": 5},
@@ -93,7 +93,7 @@ def at(
             False,
             id="used 4 held 3, used 6 held 3, 2, not unproven",
         ),
-        # A container does not show other containers' processes.
+        # A container does not show the processes of other containers.
         pytest.param({"used": 4}, {"used": 6}, 0, True, id="used 4, used 6, 0, unproven"),
         pytest.param({"used": 4}, {"used": 4}, 0, False, id="used 4, used 4, 0, not unproven"),
         pytest.param(
@@ -110,7 +110,7 @@ def at(
             False,
             id="used 4, used 4 available 90 taken 20, 0, not unproven",
         ),
-        # Unified memory (GB10): device memory of others belongs to no process of the system.
+        # With unified memory (GB10), device memory of others belongs to no process of the system.
         pytest.param(
             {"held": 3},
             {"available": 90, "held": 13},
@@ -241,7 +241,7 @@ def test_memory_by_process_needs_a_view_of_all_processes(monkeypatch, driver, na
             "NVML, by process",
             id="nvml 100 7 5 8 6, 11, NVML, by process",
         ),
-        # 7 draws
+        # process 7 uses the GPU for graphics only
         pytest.param(
             nvml(100, {"8": 6}), 11, "NVML, by process", id="nvml 100 8 6, 11, NVML, by process"
         ),
@@ -394,7 +394,7 @@ def test_memory_that_may_be_missing_is_no_pass():
     before = at(used=4)
     after = at(used=80)
     run, remarks = hearing_of_stops()
-    for _ in range(2):  # the matrix stops servers of one name many times
+    for _ in range(2):  # the matrix stops many servers of the same name
         run.note_stop("marlin", StopReport(0, (), True, before.returned(after), 1.0))
     (test,) = run.record.file.tests
     assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
@@ -426,15 +426,15 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])
-# GiB missing after each stop; the memory of the servers.
+# The GiB that are missing after each stop, and the memory of the servers in GiB.
 @pytest.mark.parametrize(
     ("losses", "took", "verdict", "remarks"),
     [
         pytest.param((2, 0, 2, 0), None, None, 2, id="2 0 2 0, 2"),
         pytest.param((0, 0), None, None, 0, id="0 0, 0"),
-        # the canary's server
+        # the size of the canary's server
         pytest.param((2,), 16, None, 1, id="2, 16, 1"),
-        # little at each stop, or much at one stop
+        # a small loss at each stop, or a large loss at one stop
         pytest.param((2, 2), None, "INCONCLUSIVE", None, id="2 2, INCONCLUSIVE"),
         pytest.param((0, 2, 2, 2), None, "INCONCLUSIVE", None, id="0 2 2 2, INCONCLUSIVE"),
         pytest.param((5,), None, "INCONCLUSIVE", None, id="5, INCONCLUSIVE"),

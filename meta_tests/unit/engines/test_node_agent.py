@@ -13,7 +13,7 @@ from sm121.engines import node_agent
 from sm121.engines.supervision import Supervision
 from sm121.evidence.kernel_messages import KernelMessages
 
-#: A pid without a process on this machine.
+#: No process on this machine has this pid.
 PID = 2**22 + 1
 
 

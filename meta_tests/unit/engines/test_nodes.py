@@ -264,7 +264,7 @@ def test_every_client_has_an_answer_in_time(make, of, number, node, what):
     assert "this machine" in cause.owner
     assert server.launch.stacks and set(server.other_nodes.stacks()) == {"node-1"}
     server.stop()
-    # A node whose command was killed ends its rank by itself.
+    # A node whose command was killed ends its rank without the suite.
     assert waiting.until(lambda: not left_of(RUN), 10.0)
     assert server.start().nodes, "the next start works"
 
@@ -286,7 +286,7 @@ def second_host() -> Iterator[str]:
         ip(f"-n {name} link set lo up")
         yield name
     finally:
-        # Creating a namespace takes time.
+        # Wait, because creating a namespace takes time.
         subprocess.run(["ip", "link", "del", f"{link}a"], check=False)
         subprocess.run(["ip", "netns", "del", name], check=True)
 
@@ -297,7 +297,8 @@ def test_link_that_goes_down(make, second_host):
     server = make(command=command, address="10.77.0.1")
     server.start()
     assert asked(server)[0] == "200"
-    # Its node has reported that it reaches this machine; a blocked port is another reason.
+    # The node of the rank has reported that it reaches this machine. A blocked port is another
+    # reason.
     rank_1(server)
     link = ("ip", "-n", second_host, "link", "set", f"sm{os.getpid()}"[:13] + "b")
     subprocess.run([*link, "down"], check=True)

@@ -31,7 +31,7 @@ def test_rule_hits(rule):
     findings = found_of(HIT[rule], flashinfer="0.6.15.post1")
     finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
-    if rule != "attention_by_network":  # which speaks of what is not there
+    if rule != "attention_by_network":  # this rule applies if something is missing
         assert "(found: " in finding.message
 
 
@@ -40,7 +40,8 @@ def test_rule_does_not_hit_what_is_right(rule):
     assert rule not in checks(found_of(NEAR_MISS[rule]))
 
 
-#: christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker, as far as rules speak of it.
+#: The parts of christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker to which rules
+#: apply.
 RECIPE = (
     (
         "--quantization",

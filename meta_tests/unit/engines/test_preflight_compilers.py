@@ -141,7 +141,7 @@ def test_compilers_where_flashinfer_finds_them(tmp_path):
             {"FLASHINFER_NVCC_THREADS": "1"},
             id="MAX_JOBS 16, FLASHINFER_NVCC_THREADS 1",
         ),
-        # two compilers in one job
+        # two compilers run in one job
         pytest.param(
             None,
             None,

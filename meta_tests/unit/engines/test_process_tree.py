@@ -36,7 +36,7 @@ def test_files_of_other_runs_and_owners_are_not_overwritten(tmp_path):
     for text in ("first", "second", "third"):
         report = directory.lock_directory(tmp_path)
         (tmp_path / "verdict.json").write_text(text)
-        os.utime(tmp_path / "verdict.json", (1e9, 1e9))  # all in the same second
+        os.utime(tmp_path / "verdict.json", (1e9, 1e9))  # all files have the same time
         report.lock.close()
     directory.lock_directory(tmp_path).lock.close()
     texts = sorted(path.read_text() for path in (tmp_path / "earlier").glob("*/verdict.json"))
@@ -84,10 +84,10 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     was = process_tree.identity(dead.pid)
     dead.wait()
     orphan = server_of(was, "meta-dead")
-    # A reused pid belongs to another owner.
+    # If a pid is used again, it belongs to another owner.
     reused = server_of(f"{os.getpid()}:12345:{process_tree.owner().split(':')[2]}", "meta-reused")
     alive = server_of(process_tree.owner(), "meta-alive")
-    # The clock was set, so start times of day differ.
+    # The clock was set, so the start times that psutil computes differ.
     monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
     monkeypatch.setattr(psutil.Process, "create_time", lambda _self: 2.0)
     removed = {ended.run for ended in dead_runs.end_dead_runs()}
@@ -149,7 +149,7 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
 )
 def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at):
     """Its fork is found too; a process that only has a connection to the port is not."""
-    port = random.randint(20000, 30000)  # below the ports that the system gives to other tests
+    port = random.randint(20000, 30000)  # a port below those that the system assigns to other tests
     with socket.create_server((bound, port), family=family):
         fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         fork.start()

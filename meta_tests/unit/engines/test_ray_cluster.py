@@ -169,7 +169,7 @@ def test_nccl_that_ray_workers_mapped_is_recorded_and_compared(monkeypatch, serv
         assert line.startswith("libnccl of node 1 (spark2)") and "vllm issue 42354" in line, line
 
 
-#: A program that maps a file and prints when it has.
+#: A program that maps a file, and then prints a line.
 MAPS = (
     "import mmap, sys; file = open(sys.argv[1], 'rb'); "
     "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ); print('mapped', flush=True); "
@@ -299,7 +299,7 @@ def cluster(tmp_path_factory) -> Iterator[None]:
                 process.kill()
 
 
-#: Parts of the command lines of Ray's processes.
+#: Texts in the command lines of Ray's processes.
 RAYS = ("/ray/", " ray.", "ray::")
 
 

@@ -203,7 +203,7 @@ def test_a_connection_that_the_server_closed_is_opened_again(drops):
             self.close_connection = True
             if not drops:
                 served.append(self.say(self.completion("x", 1, 1)))
-                time.sleep(0.01)  # the client reuses the connection
+                time.sleep(0.01)  # wait, so that the client reuses the connection
 
     async def measured(url: str) -> list[str | None]:
         request = timed.completion("m", "p", prompt_tokens=1, tokens=1, stream=False)

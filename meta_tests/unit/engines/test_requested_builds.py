@@ -21,7 +21,7 @@ CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
     [
         pytest.param("0.13.2", None, "different", (), id="0.13.2, different"),
         pytest.param("0.18.0", None, None, ("different",), id="0.18.0, different"),
-        # a build counts as the release that it is based on, whatever its name is
+        # a build counts as the release on which it is based, whatever its name is
         pytest.param(
             "0.14.0rc1.dev375+g8409484b4",
             None,
@@ -39,8 +39,8 @@ CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
         pytest.param(
             "0.1.dev1+g0000000", "mxfp4", "different", (), id="0.1.dev1+g0000000, mxfp4, different"
         ),
-        # an unknown build is never the newest: it accepted the argument, and may not read the
-        # variable
+        # an unknown build does not count as the newest release: it accepted the argument, but may
+        # not read the variable
         pytest.param(
             "0.1.dev16581+g0a1b2c3",
             None,

@@ -26,11 +26,11 @@ def test_requested_values_are_read_from_a_log():
         "--attention-backend TRITON_ATTN": "different",
         "--enforce-eager true": "different",
         "--compilation-config.cudagraph_mode FULL": "resolved",
-        "--kv-cache-dtype fp8": "not_proven",  # an excerpt may not contain the line
+        "--kv-cache-dtype fp8": "not_proven",  # the excerpt may not contain the line
         "--speculative-config.method eagle3": "different",
     }
     assert of_log("{'enforce_eager': False, 'kv_cache_dtype': 'auto'}", *GB10_LOG) == {}
-    # Python's default text of an object in the line hides no other argument.
+    # Python's default text for an object does not hide the other arguments of the line.
     eager = {"--enforce-eager true": "different"}
     for other in ("<function f at 0x7f00>", "<x.Y object at 0x7f>", "[<CUDAGraphMode.FULL: 2>]"):
         assert of_log(f"{{'x': {other}, 'enforce_eager': True}}", *GB10_LOG) == eager
@@ -79,7 +79,7 @@ def test_metrics_show_what_the_log_does_not():
     path = with_metrics(KernelPath(), metrics)
     assert (path.block_size, path.kv_cache_dtype, path.prefix_caching) == ("128", "fp8_e4m3", True)
     assert path.kv_layout is None
-    assert path.speculative == "none"  # no counters of drafts although tokens were generated
+    assert path.speculative == "none"  # tokens were generated, but there are no counters of drafts
     assert "cache_dtype" in path.evidence["kv_cache_dtype"]
     assert states(path, "--block-size", "64") == ["different"]
     assert states(path, "--kv-cache-dtype", "fp8") == ["resolved"]
@@ -93,7 +93,7 @@ def test_metrics_that_disagree_or_come_too_early_say_nothing():
     )
     assert path.prefix_caching is False
     assert "True" in path.evidence["prefix_caching_also"]
-    assert path.block_size is None  # two engines with different values
+    assert path.block_size is None  # two engines report different values
     text = 'vllm:generation_tokens_total{engine="0"} 0.0\n'
     assert with_metrics(KernelPath(), text).speculative is None
     drafting = 'vllm:generation_tokens_total 3\nvllm:spec_decode_num_drafts_total{engine="0"} 0.0\n'
@@ -104,7 +104,7 @@ def test_unknown_variable_is_not_applicable_and_never_passes():
     path = read_lines([*GB10_LOG[:-2], CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."])
     variables_ = {"VLLM_MXFP4_BACKEND": "marlin", "FLASHINFER_MOE_TILE": "128x128"}
     reports = compared(path, **variables_)
-    # Marlin ran, but not because of the variable.
+    # Marlin ran, but the variable is not the cause.
     assert [report.state for report in reports] == ["not_applicable"] * 2
     wrong = differences(configuration(**variables_), path, variables_)
     assert all("not applicable" in line and "knows no such variable" in line for line in wrong)
@@ -116,7 +116,7 @@ def test_variables_that_images_set_are_no_request():
     assert compared(KernelPath(), **harmless) == []
 
 
-#: Variables of images: NGC's, eugr's, and those that vLLM's own build reads.
+#: Variables that images set: NGC's, eugr's, and those that vLLM's own build reads.
 OF_IMAGES = (
     "VLLM_VERSION",
     "VLLM_FLASH_ATTN_SRC_DIR",
@@ -143,7 +143,7 @@ OF_SERVICES = (
     "VLLM_SERVER_PORT",
 )
 
-#: Variables that look similar, and are mistakes.
+#: Variables that look similar but are mistakes.
 NOT_OF_IMAGES = (
     "VLLM_SERVICE",
     "VLLM_SERVICE_HOSTS",

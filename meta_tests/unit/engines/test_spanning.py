@@ -22,8 +22,8 @@ from sm121.engines.node_process import NodeProcess
 from sm121.engines.server_errors import ServerError
 from sm121.evidence.unanswered import Connection, End
 
-#: How long a state lasts before it is a fault, and how long the test waits for no fault, in
-#: seconds.
+#: How long a state must last to be a fault, and how long the test waits to see that there is no
+#: fault, in seconds.
 PATIENCE_S = 0.3
 WITHOUT_A_FAULT_S = 0.7
 WELL = {

@@ -17,7 +17,7 @@ from sm121.engines.node_watch import NodeWatch
 from sm121.engines.spanning import RankNodes
 from sm121.engines.starting import StartLimits
 
-#: The pid of this process, because another worker may start ranks.
+#: The id contains the pid of this process, because another worker may start ranks, too.
 RUN = f"meta-{os.getpid()}"
 
 

@@ -64,7 +64,7 @@ def engine(tmp_path: Path) -> dict[str, str]:
 
 def test_versions_are_read_without_importing(engine):
     record = run_record(environment=engine)
-    assert record.git_shas["vllm"].sha == "0123abcde"  # by the local part of the version
+    assert record.git_shas["vllm"].sha == "0123abcde"  # read from the local part of the version
     assert record.git_shas["vllm"].version == "0.33.1.dev7+g0123abcde"
     assert record.git_shas["vllm"].dirty is None
     assert record.git_shas["flashinfer"].sha == "c" * 40
@@ -371,7 +371,8 @@ def test_a_folder_of_the_packages_name_is_no_checkout(layout):
     """eugr's images work in /workspace/vllm, which contains no vLLM; theirs is installed."""
     layout.package(layout.packages / "vllm")
     assert layout.wrong(layout.work) == []
-    layout.package(layout.work / "vllm")  # now it is a checkout, and must be imported
+    # The folder is now a checkout, and vLLM must be imported from there.
+    layout.package(layout.work / "vllm")
     assert layout.wrong(layout.work) == []
     os.chdir("/")
     (line,) = layout.wrong(layout.work)

@@ -17,11 +17,12 @@ ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
 
 SERVES = "INFO:     Application startup complete."
 _LOGS = tomllib.loads((DATA / "causes.toml").read_text("utf-8"))
-#: Lines that each row matches, by its id; lines of healthy servers and drivers, by their subject.
+#: For each row of the data, lines that it matches. For each subject, lines of healthy servers and
+#: drivers.
 CASES, HARMLESS = (
     {name: log["lines"] for name, log in _LOGS[kind].items()} for kind in ("cause", "harmless")
 )
-#: The same classes in the words of other versions and engines: kind and lines.
+#: Lines of other versions and engines that belong to the same classes: the kind and the lines.
 PUBLISHED = _LOGS["published"]
 KINDS = {entry.id: entry.kind for entry in load_failures().failure}
 
@@ -52,7 +53,8 @@ def test_published_messages_have_class_owner_and_remedy(name: str) -> None:
     kind = PUBLISHED[name]["kind"]
     lines = PUBLISHED[name]["lines"]
     logs = [lines, [*lines, *AFTERMATH]]
-    # Weights are read and kernels are chosen before the server is ready.
+    # Weights are read and kernels are chosen before the server is ready, so these errors cannot
+    # come later.
     if kind != "checkpoint" and name != "none of the kernels":
         logs.append([SERVES, *lines])
     for log in logs:
@@ -351,7 +353,8 @@ def test_only_processes_of_the_engine_are_named_as_killed() -> None:
     logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
     exits = [
         {"pid": 3783, "name": "python3", "status": 0},
-        {"pid": 4198, "name": "python3", "status": None},  # it has inspected the model
+        # vLLM used this process to inspect the model.
+        {"pid": 4198, "name": "python3", "status": None},
         {"pid": 4783, "name": "VLLM::EngineCore", "status": None},
         {"pid": 6138, "name": "gcc-real", "status": None},
         {"pid": 6139, "name": "cc1", "status": None},

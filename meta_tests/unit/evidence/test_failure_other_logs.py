@@ -7,7 +7,7 @@ from meta_tests.logs import read_lines
 from sm121.evidence.failure import classify_lines
 
 ENGINE = "(EngineCore_DP0 pid=233) ERROR 11-30 14:22:09 [core.py:1101] "
-#: What nvidia-cutlass-dsl 4.8.1 renders for a refusal of ptxas and for one of libNVVM.
+#: The text of nvidia-cutlass-dsl 4.8.1 for an error of ptxas, and for an error of libNVVM.
 PTXAS = [
     "error: PTX assembly failed",
     "",

@@ -34,7 +34,7 @@ def test_line_proves_value(line, field, value):
 @pytest.mark.parametrize("line", LINES["silent"] + LINES["benign"])
 def test_line_proves_nothing(line):
     path = read_lines([line])
-    # A refused backend is a failure, and proves no backend.
+    # A backend that was refused is a failure, and does not prove a backend.
     assert stated(path).keys() <= {"failure"} and path.log.version is None
     assert path.failure is None or line not in LINES["benign"]
 

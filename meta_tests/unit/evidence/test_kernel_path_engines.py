@@ -17,7 +17,7 @@ from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log, show
 from sm121.evidence.signatures import startup_progress
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
-# The dictionary as 0.5.23 logged it (shortened).
+# The dictionary in the log of SGLang 0.5.23 (shortened).
 SERVER_ARGS = (
     "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', "
     "dtype='bfloat16', load_format='safetensors', quantization='mxfp4', "
@@ -206,7 +206,7 @@ def test_an_excerpt_of_sglang_is_known_without_its_first_lines(first, tmp_path):
     assert path.dtype == ("bfloat16" if first == 0 else None)
 
 
-# ------------------------------------------------------------------------------------ a large log
+# ------------------------------------------------------------------------------------ A large log
 
 POOL = [
     *(line for line, _, _ in (*SGLANG, *LLAMA)),
@@ -287,6 +287,7 @@ def test_a_large_log_is_read_fast_and_in_bounded_memory(tmp_path):
     path = read_log(log)
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert path.moe == "MARLIN"
-    assert after.ru_maxrss - before.ru_maxrss < 50 * 1024  # KiB
-    # 0.4 s on an idle core, 4 s for a gigabyte; twenty times that on a busy machine
+    assert after.ru_maxrss - before.ru_maxrss < 50 * 1024  # the unit is KiB
+    # This takes 0.4 s on an idle core, and 4 s for a gigabyte. On a busy machine, it may take
+    # twenty times as long.
     assert after.ru_utime - before.ru_utime < 8.0

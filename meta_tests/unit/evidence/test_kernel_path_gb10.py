@@ -19,7 +19,7 @@ from sm121.evidence.signatures import startup_progress
 GB10 = DATA / "gb10"
 LOGS = sorted(path.stem for path in GB10.glob("*.log"))
 
-#: The fields that each log shows; all other fields are null or empty.
+#: The fields that each log shows. All other fields are null or empty.
 SHOWN = {
     "unfused_0804_clean": {
         "speculative": "none",
@@ -139,7 +139,7 @@ EVIDENCE = {
 }
 
 PREFIXES: dict[str, str] = tomllib.loads((DATA / "prefixes.toml").read_text("utf-8"))
-#: Text around a line, for cases in which a prefix is not enough.
+#: Text around a line, for cases in which a prefix is not sufficient.
 WRAPS: dict[str, Callable[[str], str]] = {
     "docker's file": lambda line: json.dumps({"log": line + "\n", "stream": "stderr"}),
     "journald's JSON": lambda line: json.dumps({"_PID": "7", "MESSAGE": line}),
@@ -174,7 +174,7 @@ def test_build_and_engine_are_known(name):
     assert detect_engine(log) == "vllm"
     identity = None if name == "issue22_unknown_argument" else "0.14.0+mxfp4"
     assert builds.identity(path.log.version, build=path.log.build) == identity
-    # Only the build's own lines, if the version does not show the build.
+    # If the version does not show the build, only the build's own lines do.
     assert path.log.build == ("mxfp4" if "moe" in SHOWN[name] else None)
 
 

@@ -41,7 +41,8 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
     assert decode["verdict"] == "PASS", decode
     kernels = verdict["engine"]["kernels"]
     assert kernels["kind"] == "cpu"
-    # 16 tokens after the profiler started, and those generated while it stopped.
+    # The profile has 16 tokens after the profiler has started, and those that were generated while
+    # it stopped.
     assert 14 <= kernels["steps"] <= 48
     assert sum(part["share"] for part in kernels["parts"].values()) == pytest.approx(1, abs=1e-4)
     for part in ("attention", "moe", "dense"):
@@ -50,7 +51,8 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
     own_times = {kernel["name"]: kernel["seconds"] for kernel in kernels["kernels"]}
     table = next((run.report / "traces").glob("*.profiler_out.txt")).read_text()
     for name in ("_C::onednn_mm", "_C::cpu_fused_moe"):
-        # torch's own table of the same steps: name, share, self time with its unit
+        # torch's own table of the same steps has the name, the share, and the self time with its
+        # unit
         time = next(line for line in table.splitlines() if line.split()[:1] == [name]).split()[2]
         seconds = float(time.rstrip("mus")) * {"us": 1e-6, "ms": 1e-3}.get(time[-2:], 1.0)
         assert own_times[name] == pytest.approx(seconds, rel=0.01)

@@ -119,7 +119,7 @@ def test_the_tokens_of_a_step_are_those_that_it_computes_for_a_request(trace, st
 def test_operators_have_their_own_time_only(trace):
     times = {"aten::linear": (0, 100), "_C::onednn_mm": (10, 80), "aten::view": (20, 5)}
     events = [event(name, "cpu_op", *time) for name, time in times.items()]
-    # An event of another thread encloses nothing.
+    # An event of another thread does not enclose the others.
     events += [event("aten::add", "cpu_op", 100, 10), event("aten::add", "cpu_op", 0, 7, tid=2)]
     profiled = read_trace(trace(*events, name="w.pt.trace.json"))
     own_times = {kernel.name: kernel.seconds * 1e6 for kernel in profiled.kernels}
@@ -158,7 +158,7 @@ def test_trace_is_streamed(tmp_path):
             None,
             id='{"traceEvents": ({"ph": "X"}, 5, "x", null, garbage)}',
         ),
-        # events in another form
+        # the events have another form
         pytest.param(
             ('{"traceEvents": [{"ph": "X", "name": "k", "cat": "cpu_op", "dur": 1, "ts": "x"}]}'),
             None,

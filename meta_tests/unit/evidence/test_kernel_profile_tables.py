@@ -173,15 +173,15 @@ def test_real_tables_prove_the_layers(name):
     assert wrong.also == {"requantised": ["router"]}
 
 
-# A kernel of each attention backend; those above by their name there.
+# `dropped` contains the numbers of calls of the dense Marlin kernels that are removed.
 @pytest.mark.parametrize(
     ("dropped", "proven"),
     [
         # only the rows of prefill
         pytest.param((2298, 2232), None, id="2298 2232"),
-        # qkv or o: the table does not show which
+        # qkv or o, but the table does not show which of them
         pytest.param((2232,), None, id="2232"),
-        # Names from a real GPU.
+        # the whole table
         pytest.param((), ("qkv", "o", "lm_head"), id="qkv o lm_head"),
     ],
 )
@@ -196,7 +196,7 @@ def test_real_table_without_lm_head():
     unfused = real("unfused")
     rows = [k.model_copy(update={"calls": 2232}) if k.calls == 2298 else k for k in unfused.kernels]
     assert requantised(unfused.model_copy(update={"kernels": rows}), 36) == ["qkv", "o"]
-    for number, row in enumerate(rows):  # prefill
+    for number, row in enumerate(rows):  # a long time belongs to prefill
         if row.calls == 2232 and row.part == "attention":
             rows[number] = row.model_copy(update={"seconds": 100.0})
     assert requantised(unfused.model_copy(update={"kernels": rows}), 36) is None

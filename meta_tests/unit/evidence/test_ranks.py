@@ -305,9 +305,9 @@ def test_page_and_summary_show_each_rank(tmp_path):
     assert "via NET/IB/0" in html and "<td>not proven</td>" in html
 
 
-# `launcher`: only with this launcher. `wrong` makes each number INVALID, `silent` is not proven,
-# `remark` only costs speed. The logs are those of an attached server on two nodes that no longer
-# sends tokens, rank 0's first.
+# `launcher` limits a row to this launcher. `wrong` makes each number INVALID, `silent` is not
+# proven, and `remark` only costs speed. The logs are from an attached server on two nodes that no
+# longer sends tokens; rank 0's log comes first.
 @pytest.mark.parametrize(
     ("rank_0", "rank_1", "kind", "expected"),
     [

@@ -249,7 +249,8 @@ def _counters(root: Path, device: str, pair: tuple[object, object]) -> None:
         (folder / name).write_text(f"{value}\n")
 
 
-#: The bytes of 1,024 tokens of gpt-oss-120b: half of 37 sums of 2,880 values with two bytes each.
+#: The bytes for 1,024 tokens of gpt-oss-120b. They are half of 37 all-reduce sums of 2,880 values
+#: with two bytes each.
 LEAST = transport.least_bytes(1024, 2880, 37)
 
 

@@ -9,7 +9,7 @@ from sm121.evidence import remedies
 from sm121.evidence.failure import Cause, classify_lines
 from sm121.evidence.failure_tables import load_failures
 
-#: Options and words of vLLM alone.
+#: Options and words that only vLLM has.
 OF_VLLM = re.compile(
     r"--(?:gpu-memory-utilization|max-num|max-model-len|moe-backend|linear-backend|enforce-eager"
     r"|engine-|num-gpu-blocks|kv-cache-memory)|\bVLLM_|\bvllm\b|\bvLLM\b|TRITON_ATTN|\bmarlin\b"
@@ -21,7 +21,7 @@ def test_no_remedy_for_another_engine_names_options_of_vllm(engine: str | None) 
     failures = load_failures()
     for row in (*failures.failure, *failures.ending):
         if row.id == "config_port_variable":
-            continue  # the line itself is about VLLM_PORT
+            continue  # the log line itself contains VLLM_PORT
         cause = Cause(kind=row.kind, summary="", owner="", remedy=row.remedy)
         assert not OF_VLLM.search(remedies.for_engine(cause, engine).remedy or ""), row.id
         assert remedies.for_engine(cause, "vllm") == cause

@@ -177,7 +177,7 @@ def test_a_row_is_of_its_engine(tmp_path):
 def test_each_error_is_given_once_as_the_log_grows(tmp_path):
     log = tmp_path / "server.log"
     log.write_text(f"{CORE}{ILLEGAL}\n")
-    # Attached to a server whose log had the error before.
+    # The suite attaches to a server whose log already contains the error.
     reader = ErrorReader("vllm", log.stat().st_size)
     traced = stack(CORE, "x", "/v/a.py", "KeyError: 'x'").replace("\n", "\nINFO: x\n")
     kinds = []

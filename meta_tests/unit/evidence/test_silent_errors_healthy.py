@@ -7,7 +7,7 @@ from meta_tests.folders import DATA
 from meta_tests.unit.evidence.error_logs import errors
 from sm121.evidence.silent_errors import ErrorReader
 
-#: Servers that ran until their owner stopped them, or stopped recording.
+#: Logs of servers that ran until their owner stopped them, or stopped recording.
 HEALTHY = (
     "vllm-0.32-cpu-stopped.log", "vllm-0.32-cpu-asked-otherwise.log", "gb10/eugr_version.log",
     "gb10/fused_0804_clean.log", "gb10/unfused_0804_clean.log",
@@ -19,7 +19,7 @@ def test_a_healthy_log_has_none(name):
     assert ErrorReader("vllm").read(DATA / name) == []
 
 
-#: Lines of vLLM 0.32, or of its source.
+#: Lines from vLLM 0.32 or its source code.
 HEALTHY_LINES = (
     ("(APIServer pid=7) WARNING 11-20 10:00:01 [envs.py:1] VLLM_COMPUTE_NANS_IN_LOGITS is set"),
     (

@@ -15,7 +15,7 @@ from sm121.core.waiting import until
 from sm121.evidence import death, failure, process_snapshot, stacks
 from sm121.evidence.kernel_messages import KernelMessages
 
-#: A program that hangs in a named function, and prints a line before.
+#: A program that prints a line and then hangs in a named function.
 HANGS = """
 import os, sys, threading, time
 def waits_for_the_gpu():

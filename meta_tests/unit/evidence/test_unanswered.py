@@ -23,7 +23,7 @@ from sm121.evidence import unanswered
             "10.77.0.2:50000 -> 10.77.0.1:29501",
             id="02004D0A:C350, 01004D0A:733D, 01, 01, 3",
         ),
-        # a connection that is not established
+        # the connection is not established
         pytest.param(
             None,
             "02004D0A:C350",
@@ -35,7 +35,7 @@ from sm121.evidence import unanswered
             "10.77.0.2:50000 -> 10.77.0.1:29501",
             id="02004D0A:C350, 01004D0A:733D, 02, 01, 4",
         ),
-        # torch's store
+        # the connection of torch's store
         pytest.param(
             "tcp6",
             "0000000000000000FFFF000002004D0A:C350",
@@ -58,8 +58,8 @@ from sm121.evidence import unanswered
             "[2001:db8::2]:50000 -> [2001:db8::1]:29501",
             id="tcp6, B80D0120000000000000000002000000:C350",
         ),
-        # It waits for data; two packets were lost; its peer does not read; another process; another
-        # host.
+        # In this order: the socket waits for data; two packets were lost; the peer does not read;
+        # the socket belongs to another process; the peer is another host.
         (None, "02004D0A:C350", "01004D0A:733D", "01", "00", 0, None, None),
         (None, "02004D0A:C350", "01004D0A:733D", "01", "01", 2, None, None),
         (None, "02004D0A:C350", "01004D0A:733D", "01", "04", 9, None, None),

@@ -71,7 +71,8 @@ def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
         "--attention-backend TRITON_ATTN: requested, but attention resolved to CPU_ATTN"
         in (wrong[1])
     )
-    assert path.unknown_env == ["VLLM_MXFP4_BACKEND"]  # the engine's own message, and the same
+    # The log has the engine's own message, and the same name.
+    assert path.unknown_env == ["VLLM_MXFP4_BACKEND"]
     assert "attention_cpu_override" in path.fallbacks
 
 

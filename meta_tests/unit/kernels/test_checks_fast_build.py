@@ -246,7 +246,7 @@ def test_vllm_on_the_cpu_cuts_what_it_caches(group):
         assert "those of a cache of cut values" in {fact.observed for fact in facts}
 
 
-# The choice
+# The choice of a provider
 
 
 @pytest.mark.parametrize(

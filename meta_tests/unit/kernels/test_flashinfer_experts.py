@@ -26,7 +26,8 @@ CALLED = {
     "block_scale_interleave": "flashinfer/quantization/fp4_quantization.py",
     "cutlass_fused_moe": "flashinfer/fused_moe/core.py",
 }
-#: The source from which oracle and emulation were written, without spaces, by file.
+#: Lines of the source from which oracle and emulation were written, without spaces. The keys are
+#: files.
 LINES = {
     "flashinfer/data/csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh": (
         "packed_vec.elts[i].x=static_cast<GemmOutputType>(post_act_val[i*2+0]);",

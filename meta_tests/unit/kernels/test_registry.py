@@ -83,7 +83,7 @@ def test_it_is_known_of_each_provider_whose_kernels_it_calls():
 def test_the_suites_own_interpreter_has_the_engines_build(tmp_path):
     names = registry.packages("vllm") + registry.packages("flashinfer")
     assert set(names) == {"vllm", "flashinfer", "torch"}
-    # Another interpreter with the same packages has the provider, too.
+    # A link to this interpreter has the same packages, so the provider exists there, too.
     link = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
     for python in (sys.executable, str(link)):
         assert builds.differences(names, python, dict(os.environ)) is None
@@ -133,7 +133,8 @@ def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
     (tmp_path / "mine.py").write_text(
         "import importlib.util, sys\n"
         "found = importlib.util.find_spec('vllm')\n"
-        "sys.modules['vllm'] = importlib.util.module_from_spec(found)\n"  # as if it was imported
+        # Acts as if it was imported.
+        "sys.modules['vllm'] = importlib.util.module_from_spec(found)\n"
         "from sm121.kernels.torch_provider import TorchProvider\n"
         "provider = TorchProvider()\n"
     )
@@ -215,7 +216,7 @@ def test_a_feature_missing_in_an_older_flashinfer_is_not_run(monkeypatch):
     with pytest.raises(NotRun, match=r"no flashinfer\.fused_moe\.interleave_moe_weights.*0\.6\.12"):
         older.provider.fused_moe(**problem)
     with pytest.raises(RuntimeError, match="illegal instruction"):
-        older.decode()  # sm90 had sinks
+        older.decode()  # sinks exist on sm90
 
 
 def test_a_kernel_that_raises_is_a_failure(monkeypatch):
@@ -286,7 +287,7 @@ def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch, fault):
         get_flash_attn_version=lambda: 3,
         flash_attn_varlen_func=call,
     )
-    monkeypatch.setattr(checks, "RUNS", {})  # faults occur each time here
+    monkeypatch.setattr(checks, "RUNS", {})  # in this test, faults occur in each run
     monkeypatch.setattr(vllm_cuda, "_module", lambda _name: module)
     monkeypatch.setattr(vllm_cuda.VllmFlashAttentionProvider, "device", "cpu")
     provider = registry.load("vllm-flash-attn")

@@ -23,7 +23,7 @@ from sm121.run.verdict_file import (
 from sm121.session import certification
 
 GB10 = "sm121-gpt-oss-120b"
-#: vLLM's log on a GB10 (tools/choices/vllm-sm121.jsonl).
+#: Lines of vLLM's log on a GB10 (tools/choices/vllm-sm121.jsonl).
 MARLIN = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'MARLIN' Mxfp4 MoE backend."
 W4A8 = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend."
 TRITON_ATTN = "INFO 11-20 10:00:00 [cuda.py:1] Using AttentionBackendEnum.TRITON_ATTN backend."
@@ -72,7 +72,7 @@ def of(file: VerdictFile, operation: str) -> list[ServedKernel]:
     return [kernel for kernel in file.engine.served if kernel.operation == operation]
 
 
-# The choice
+# The choice of a provider
 
 
 def test_the_provider_follows_what_a_gb10_logs(of_log):

@@ -277,11 +277,11 @@ def test_healthy_gb10s_are_qualified(published):
 @pytest.mark.parametrize(
     ("clock", "share"),
     [
-        # locked at 2,200 MHz, as published, and at 2,100
+        # the clock is locked at 2,200 MHz, as published, or at 2,100 MHz
         (2184, "2184 MHz under load, 96%"),
         (2190, "2190 MHz under load, 96%"),
         (2085, "2085 MHz under load, 91%"),
-        # without a lock, and without a value
+        # the clock is not locked, or its value is unknown
         (2281, None),
         (2405, None),
         (None, None),
@@ -313,7 +313,8 @@ def test_a_capped_clock_is_reported_with_its_share(clock, share):
             id="Linux 6.11.0-1016 with driver 580.95.05",
         ),
         ("Linux 6.17.0-1031-nvidia, driver 610.43.02", None, "driver 610.43.02"),
-        # eight healthy nodes, the MXFP4 project's node, a release before and after, another GPU
+        # in this order: eight healthy nodes, the MXFP4 project's node, a release before and after,
+        # another GPU
         ("Linux 6.17.0-1032-nvidia, driver 580.173.02", None, None),
         ("Linux 6.17.0-1026-nvidia, driver 580.173.02", None, None),
         ("Linux 7.0.0-30-generic, driver 580.173.02", None, None),

@@ -30,7 +30,7 @@ def on_a_box(run_pytest, fault_server, tmp_path):
     return go
 
 
-#: A counted metric, which does not depend on a clock.
+#: A metric that is counted, so that it does not depend on a clock.
 SHARE = {"samples": [82.6], "unit": "%", "higher_is_better": True}
 EASY = {"max_spread": 9, "max_drift": 9, "max_other_load": 1}
 IMPOSSIBLE = {"bandwidth_gb_s": '{ value = 1e6, source = "nobody" }'}

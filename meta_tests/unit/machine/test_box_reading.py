@@ -79,8 +79,8 @@ def spin(seconds: float) -> None:
 
 @pytest.mark.alone(occupies_the_cpu=True)
 def test_load_of_other_processes_is_measured_without_our_own():
-    # A process outside of the run: not a child of this process, which adopts its orphans (prctl(2))
-    # after an earlier test has started a server.
+    # Start a process outside of the run. It must not be a child of this process, so turn off the
+    # adoption of orphans (prctl(2)), which an earlier test may have turned on by starting a server.
     subreaper = 36
     assert ctypes.CDLL(None).prctl(subreaper, 0, 0, 0, 0) == 0
     code = (
@@ -95,7 +95,7 @@ def test_load_of_other_processes_is_measured_without_our_own():
     stranger = psutil.Process(int(done.stdout))
     try:
         assert stranger not in psutil.Process().children(recursive=True)
-        while sum(stranger.cpu_times()[:2]) < 0.1:  # its interpreter is still loading
+        while sum(stranger.cpu_times()[:2]) < 0.1:  # wait until its interpreter has loaded
             time.sleep(0.02)
         with_stranger = box.read_machine("cpu")
         assert with_stranger.other_load > 0.5 / (os.cpu_count() or 1) * 0.6

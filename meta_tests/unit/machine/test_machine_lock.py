@@ -13,7 +13,7 @@ from sm121.plugin import opening
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import LEVEL
 
-#: A scenario with tests of the performance level.
+#: A scenario that contains tests of the performance level.
 MEASURES = "meta_tests/whole/scenarios/measurements.py"
 
 

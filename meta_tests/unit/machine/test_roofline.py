@@ -269,7 +269,7 @@ def measured(
             None,
             id="attached with its log",
         ),
-        # A gate within reach has no other explanation.
+        # If a gate can be reached, there is no other explanation.
         pytest.param(
             44.0,
             {"bandwidth": 273.0},
@@ -297,7 +297,7 @@ def measured(
             None,
             id="a build that reads less",
         ),
-        # A rate has its share of the bound of its own configuration at its depth.
+        # The share of a rate is computed from the bound for the rate's configuration and depth.
         pytest.param(
             59.4,
             {"identity": "0.14.0+mxfp4"},
@@ -319,8 +319,8 @@ def measured(
         pytest.param(
             4664.0, {"metric": "pp2048@d0"}, (None, None, None), "PASS", None, None, id="of prefill"
         ),
-        # A server that reads fewer bytes than requested, or an unknown number; above the highest
-        # bound it is INVALID.
+        # A server may read fewer bytes than requested, or an unknown number. A rate above the
+        # highest bound is INVALID.
         pytest.param(
             59.4,
             None,
@@ -476,8 +476,8 @@ def test_two_machines_read_half_each_and_wait_for_the_link():
     two = profile.load("sm121x2-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
     of_one, of_two = (roofline.cost(each, "mxfp4", 0, GPT_OSS) for each in (one, two))
     assert of_two.total - of_two.router == pytest.approx((of_one.total - of_one.router) / 2)
-    assert of_two.router == of_one.router  # it is on both sides
+    assert of_two.router == of_one.router  # each node has the router
     assert of_two.link_s == pytest.approx(37 * (2e-6 + 2 * 2880 / 25e9))
     bounds = [roofline.Ceiling(each, 235.0, 1.0).tok_s for each in (of_one, of_two)]
     assert bounds[1] == pytest.approx(1 / (of_two.total / 235e9 + of_two.link_s))
-    assert 75.96 < bounds[1] < 2 * bounds[0]  # the best published rate
+    assert 75.96 < bounds[1] < 2 * bounds[0]  # this is the best published rate

@@ -23,7 +23,7 @@ from sm121.machine.start_memory import MachineMemory, MemoryForecast
 
 PUBLISHED = tomllib.loads((DATA / "published-starts.toml").read_text("utf-8"))
 GIB = 1 << 30
-#: Published numbers have two decimals: for 0.34 GiB this is 1.5 %.
+#: Published numbers have two decimals. For 0.34 GiB, this is an error of up to 1.5 %.
 ROUNDED_GIB = 0.005
 START = StartArguments(
     utilisation=0.7,

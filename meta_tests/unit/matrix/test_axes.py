@@ -44,7 +44,7 @@ def load_text(text: str, origin: str) -> axes.AxesFile:
 
 CPU = axes.load("cpu")
 with pytest.MonkeyPatch.context() as patch:
-    # The test does not depend on this machine's flags.
+    # The test must not depend on the CPU flags of this machine.
     patch.setattr("sm121.matrix.space.cpu_flags", str)
     SPACES = [
         Space(CPU, "vllm", "0.32.0"),
@@ -225,7 +225,7 @@ def test_the_outlook_is_printed(capsys):
     assert "126 of 126 allowed pairs (100%)" in capsys.readouterr().out
 
 
-# --------------------------------------------------------------------------------- before any start
+# --------------------------------------------------------------------------------- Before any start
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_setting_has_evidence_of_its_own():
     assert [*SPACES[3].unproven()] == ["dense=qkv-o"] and not vllm.unproven()
 
 
-# ---------------------------------------------------------------------------------- the performance
+# ---------------------------------------------------------------------------------- Performance
 
 STARTED = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
 
@@ -337,7 +337,7 @@ def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
     made = examiner(tmp_path, Mock(side_effect=[None, *[died] * 9] if dies else None))
     made._measure = measure
     record = made.examine(covering.Planned(SPACES[0].baseline, ("baseline",)), STARTED)
-    if dies:  # it lived until the sample
+    if dies:  # the server lived until the performance sample
         assert record.outcome is CellOutcome.CRASH and record.kind == "oom"
         assert record.reason.startswith("alive: died (checking: performance): oom")
         assert (tmp_path / str(record.bundle) / "server.log").read_text() == log.read_text()
@@ -457,13 +457,13 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("axes_of", ["sm121", "sm90"])
-@pytest.mark.parametrize("printed", ["fp8", "fp8_e4m3", "float8_e4m3fn"])  # SGLang's pool: torch's
+@pytest.mark.parametrize("printed", ["fp8", "fp8_e4m3", "float8_e4m3fn"])  # the last: SGLang
 def test_fp8_of_the_kv_cache_is_known_by_each_engine_s_name(axes_of, printed):
     expected = axes.load(axes_of).axes["kv"].values["fp8"].expected.path["kv_cache_dtype"]
     assert re.fullmatch(expected, printed) and not re.fullmatch(expected, "fp8_e5m2")
 
 
-# Cells whose server rounds more than its checkpoint.
+# Cells whose server rounds more than its checkpoint does
 
 
 @pytest.mark.parametrize("flags", ["sse avx512f", "amx_tile", "sse4_2 avx512fp16"])

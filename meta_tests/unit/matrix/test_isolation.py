@@ -204,7 +204,7 @@ def test_without_a_decision_values_are_not_known_to_work(undecided, works):
     file = feature_matrix.build(SPACE, covering.build(SPACE, 1), records, [], profile="p")
     outcome = feature_matrix.pairs(SPACE, file)[("graphs", "compiled"), ("seqs", "1")]
     assert outcome == ("works" if works else "unknown")
-    # They may also cause another failure.
+    # These values may also cause another failure.
     sets = unisolated([*records, ended(FAIL, graphs="compiled", seqs="1", load="eager")])
     others = {sets[0].choice, *sets[0].alternatives}
     assert ((("seqs", "1"),) in others) is not works
@@ -234,7 +234,8 @@ def test_failures_are_listed_before_their_cause_is_isolated(interrupted):
     assert feature_matrix.incomplete(whole) is None
 
 
-# ----------------------------------------------------------------------------- order, state, report
+# ----------------------------------------------------------------------------- Order, state and
+# report
 
 
 def test_cells_of_one_start_up_are_neighbours():

@@ -218,7 +218,8 @@ def test_isolating_ends_before_the_tests_time_does(tmp_path):
     with pytest.raises(AssertionError, match="graphs=compiled: FAIL"):
         run.isolate()
     assert run._examiner.started == ["graphs=compiled,seqs=1", "graphs=compiled"]
-    assert len(run.reported) == 2 and all(run.reported)  # while it is isolated, and at the end
+    # Reported while the set is isolated, and at the end.
+    assert len(run.reported) == 2 and all(run.reported)
     written = json.loads((tmp_path / "matrix" / "matrix.json").read_text())
     assert [one["confirmed"] for one in written["failing_sets"]] == [True]
 

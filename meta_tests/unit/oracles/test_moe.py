@@ -37,7 +37,8 @@ def test_mxfp8_of_what_is_representable_changes_nothing(rule):
     values = mxfp8.E4M3_VALUES[codes].reshape(64, 4, mxfp4.BLOCK) * mxfp4.decode_scale(scales)
     scale = mxfp4.decode_scale(mxfp8.choose_scale(np.abs(values).max(-1, keepdims=True), rule))
     same = (mxfp8.E4M3_VALUES[mxfp8.encode_elements(values / scale)] * scale == values).all()
-    # E4M3 ends at 448, not at 480: by the floor rule, amax 240 gets half the scale and saturates.
+    # E4M3 ends at 448, not at 480. With the floor rule, an amax of 240 gets half the scale and
+    # saturates.
     assert same == (rule is mxfp8.ScaleRule.CEIL)
 
 
@@ -70,7 +71,7 @@ def test_the_four_scale_rules_differ():
 def test_values_that_mxfp8_preserves(rule):
     """Both rules keep blocks of 448; only the floor rule saturates 449."""
     x = torch.zeros(1, 64, dtype=torch.float64)
-    # The last value is half of the smallest element: a tie, which becomes zero.
+    # The last value is half of the smallest element. This is a tie, which becomes zero.
     x[0, :3] = torch.tensor([448.0, 1.0, 2.0**-10])
     x[0, 32:35] = torch.tensor([480.0, 33.0, -1.0])
     ceil = rule is mxfp8.ScaleRule.CEIL
@@ -240,7 +241,8 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
         findings += tolerances.findings("decode_sinks", clean())
         scales += [tolerances.found_block_scales(case, clean()) for case in of_experts]
     assert tolerances.broken_promises(findings, scales) == []
-    # Above the tolerance by more than the correct provider's error, which could hide it.
+    # The limit exceeds the tolerance by more than the correct provider's error, which could hide a
+    # wrong scale.
     assert all(scale.least > 1.5 for scale in scales)
 
 
@@ -276,7 +278,8 @@ def test_wrong_block_scales_of_the_first_matrix_are_named(clean):
             error = moe.fused_moe(x, shares, ids, (packed, wrong), *rest, **keywords) - right
             blocks = block_scales.of_first_matrix(error, problem.arguments, **keywords)
             worst = block_scales.worst("w1", blocks)
-            # The gate row or the up row: both change the same activation.
+            # The row of the gate and the row of `up` change the same activation, so either may be
+            # found.
             assert (worst.expert, worst.row // 2, worst.block) == (at[0], at[1] // 2, at[2])
             assert worst.beyond()
 
@@ -302,7 +305,7 @@ def test_a_wrong_block_scale_of_the_second_matrix_shows_its_share():
         worst = second(rows - problem.reference)
         assert (worst.expert, worst.row, worst.block) == (3, 100, 5) and worst.beyond()
         assert worst.share == pytest.approx(share, abs=1e-6)
-    # Random errors of several times bfloat16's rounding do not look like a block.
+    # Random errors of several times bfloat16's rounding must not look like a wrong block.
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(problem.reference.shape, generator=generator, dtype=torch.float64)
     noise *= problem.reference * 2.0**-7

@@ -17,7 +17,7 @@ from sm121.oracles.rounded import rounded
 from tools import roundings, small_oracle
 
 _IDS = [ids[:n] for n, (_, ids) in zip((20, 136), prompts(), strict=False)]
-#: The tokens of these texts and some thousands more; a canary with only these is faster.
+#: The tokens of these texts, and some thousands more. A canary with only these tokens is faster.
 TOKENS = sorted({*range(0, 100_000, 50)}.union(*_IDS))
 TEXTS = [scores.Text(tuple(map(TOKENS.index, ids))) for ids in _IDS]
 
@@ -74,7 +74,7 @@ def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
         every = small_oracle.log_probabilities(model, ids.tolist())
         following = every[:-1].gather(1, ids[1:, None])[: len(text.ids) - 1, 0]
         going = every[len(text.ids) - 1 : -1].gather(1, says.generated_top_ids)
-        # In BF16 another order of a sum sometimes gives the neighbouring value.
+        # In BF16, another order of a sum sometimes gives the neighbouring value.
         most = 1e-8 if text.rounding.dtype == "exact" else 0.02
         assert (says.following - following).abs().max() < most
         assert (going - says.generated_top).abs().max() < most

@@ -48,7 +48,7 @@ def time_chats(timed_server, tmp_path):
     return time_them
 
 
-# Servers that are as fast for chats of 512 tokens and more as for other requests.
+# Servers that are as fast for chats of at least 512 tokens as for other requests.
 @pytest.mark.parametrize(
     "options",
     [

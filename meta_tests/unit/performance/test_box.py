@@ -68,7 +68,7 @@ def run_box(monkeypatch):
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(box, "_WATCHED_S", 0.1)
     monkeypatch.setattr(box, "_IDLE_OVER_S", 0.1)
-    # Processes of this test descend from it; those of others do not.
+    # Processes of this test are its descendants. Processes of other tests are not.
     for module in (box, cpu_use):
         monkeypatch.setattr(module, "processes_of_run", lambda own: [psutil.Process(), *own()])
 

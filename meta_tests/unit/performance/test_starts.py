@@ -19,7 +19,7 @@ GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="a test")
 #: The spread between the rounds of one start, and between the starts of one build.
 WITHIN = 0.003
 BETWEEN = 0.02
-#: The number of rounds that decide by themselves.
+#: The number of rounds that are sufficient for a decision.
 ROUNDS = 104
 
 

@@ -54,7 +54,7 @@ def test_a_rate_is_a_benchmark_whose_ops_are_tokens_per_second(measured):
     assert set(file["commit_info"]["git_shas"]) == {"vllm", "flashinfer", "suite"}
 
 
-#: By metric: the samples, the verdict, and a part of the reason.
+#: For each metric, the samples, the verdict, and a part of the reason.
 VERDICTS = {
     "tg32@d0": (
         (
@@ -207,12 +207,12 @@ def test_an_unsteady_machine_decides_what_has_a_gate_alone(measured):
         for name in ("drift", "lie")
     )
     verdicts = {
-        "tg32@d0": ([drift], "INVALID"),  # only its gate is in the profile
+        "tg32@d0": ([drift], "INVALID"),  # the profile has only a gate for this metric
         "tg16@d0": ([drift], "NOT_RUN"),
         "tg64@d0": ([lie], "INVALID"),
         "tg128@d0": ([drift, lie], "INVALID"),
     }
-    # Other work disturbed the first rounds.
+    # Other work has disturbed the first rounds.
     samples = {"samples": [30.0, 31.0, 53.0, 53.1]}
     rates = {name: {**samples, "invalid": against} for name, (against, _) in verdicts.items()}
     status, file, run = measured(rates, "--benchmark-autosave")

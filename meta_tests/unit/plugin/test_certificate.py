@@ -23,7 +23,7 @@ from sm121.session.given_attached import GivenServer
 from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
-#: All options that --certify accepts, by pytest's name of each.
+#: All options that --certify accepts, with pytest's name for each.
 ALLOWED = {
     *("arch", "profile", "engine", "engine_python", "engine_binary", "base_url", "api_key"),
     *("api_key_file", "server_log", "container", "launcher", "node_command", "master_addr"),
@@ -170,7 +170,7 @@ def test_a_certified_run_refuses_options_of_other_plugins(certified, word):
             ("--engine-python", sys.executable, "--engine", "vllm"),
             ("--base-url", "http://spark:8000", "--server-log", "serve.log", "--api-key", "k"),
             ("--profile", "mine.toml", "--soak", "30m", "--golden", "golden.json"),
-            ("-p", "no:cacheprovider", "--noconftest"),  # in the suite's words
+            ("-p", "no:cacheprovider", "--noconftest"),  # `sm121 certify` passes these
         )
     ],
 )
@@ -317,7 +317,7 @@ def test_a_value_that_no_certificate_allows_is_named(given_values, expected):
     assert wrong(**given_values).startswith(expected)
 
 
-# The fingerprint.
+# The fingerprint
 
 
 def test_the_fingerprint_has_every_option_but_for_those_that_are_left_out(parsed):

@@ -19,7 +19,7 @@ from sm121.session.given_attached import GivenServer
 from sm121.session.given_judging import GivenJudging
 from sm121.session.settings import Settings
 
-# Not `importorskip`, because each worker would import it for these tests.
+# `importorskip` is not used, because each worker would import FlashInfer for these tests.
 pytestmark = pytest.mark.skipif(find_spec("flashinfer") is None, reason="no FlashInfer is here")
 
 COMPILER = """#!{python}

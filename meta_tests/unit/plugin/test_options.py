@@ -53,7 +53,8 @@ def test_an_option_is_declared_in_one_place_and_nowhere_else():
     assert {name for name, count in declared.items() if count > 1} == set()
     assert [*declared] == [*own_options.every()]
     package = ROOT / "plugins" / "sm121"
-    own = {"sm121.core.options", "sm121.plugin.options"}  # the type, and those that pytest takes
+    # The type of options, and options that pytest itself adds.
+    own = {"sm121.core.options", "sm121.plugin.options"}
     assert "pytest_gpu_arch.options" in modules
     modules.remove("pytest_gpu_arch.options")
     found = {f"sm121.{file.parent.name}.options" for file in package.glob("*/options.py")}

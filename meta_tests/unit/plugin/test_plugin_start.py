@@ -6,7 +6,7 @@ import sys
 
 from sm121 import plugin
 
-#: Each takes a tenth of a second or more.
+#: Importing each of these modules takes a tenth of a second or more.
 FOR_SOME_RUNS = ("aiohttp", "scipy", "torch", "openai")
 
 

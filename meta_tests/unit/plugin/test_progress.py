@@ -70,7 +70,7 @@ def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_s
     assert "Outliers" in verbose.output
 
 
-# The position of a run
+# The remaining time of a run
 
 
 def expected(level: str, *names: str, seconds: float) -> list[ExpectedDuration]:
@@ -110,7 +110,7 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     assert progress.line() == "0:00, about 2:00 left | smoke 0/3 ended | test_one"
     now[0] = 8.0
     assert progress.line() == "0:08, about 1:52 left | smoke 0/3 ended | test_one"
-    now[0] = 30.0  # it takes longer than expected, and the remaining time does not change
+    now[0] = 30.0  # the check takes longer than expected, and the remaining time stays the same
     slower = "0:30, slower than forecast, at least 1:50 left"
     assert progress.line() == f"{slower} | smoke 0/3 ended | test_one for 0:30"
     progress.end(result("test_one", Verdict.PASS, seconds=30))

@@ -14,8 +14,8 @@ from sm121.run.verdict_file import ChangeReport, EngineReport, TestReport, Verdi
 
 VERDICTS = "meta_tests/whole/scenarios/verdicts.py"
 COMMAND = ["python", "-m", "pytest"]
-#: Plan quick with two checks that the server fails, because it gives no right answers, and one that
-#: passes.
+#: A plan quick with two checks that fail, because the server gives no right answers, and a check
+#: that passes.
 PROFILE = """
 schema_version = 1
 name = "failing"

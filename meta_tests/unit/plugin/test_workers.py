@@ -34,7 +34,8 @@ def test_workers_make_one_report(run_pytest):
     assert (run.report / "report.html").is_file() and "FAIL: test_fails" in run.output
     grouped = set(re.findall(r"::(\w+)\S*?@server\b", run.output))
     assert grouped == {"test_passes", "test_fails", "test_in_order", "test_runs_all_the_same"}
-    # On a busy machine one worker may run all tests that pass. xdist gives each worker a test.
+    # On a busy machine, one worker may run all tests that pass. However, xdist gives each worker at
+    # least one test.
     ran = re.findall(r"\[(gw\d)\].* (?:PASSED|FAILED|SKIPPED) \S+::(\w+)", run.output)
     assert len({worker for worker, name in ran if name == "test_in_order"}) == 1, run.output
     assert len({worker for worker, _ in ran}) == 2, run.output

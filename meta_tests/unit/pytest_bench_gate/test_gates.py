@@ -15,7 +15,7 @@ from sm121.core.unmet import Unmet
 from sm121.core.verdict import Inconclusive, Verdict
 
 STEADY = [60.0 + 0.01 * (number % 5) for number in range(40)]
-#: The number of timed rounds of a function that takes some microseconds.
+#: The times of 20,000 rounds of a function that takes some microseconds.
 MANY = [1e-5 + 1e-9 * (number % 7) for number in range(20_000)]
 
 

@@ -126,7 +126,7 @@ def test_sides_that_are_none(texts, why):
             None,
             id="another backend ran",
         ),
-        # No log shows the attention.
+        # The log does not show the attention backend.
         pytest.param(
             '--attention-config \'{"backend": "TRITON_ATTN"}\'',
             {"moe": "MARLIN"},

@@ -123,7 +123,7 @@ def test_an_interrupted_comparison_is_not_started_again():
 @pytest.mark.parametrize(
     ("promise", "pairs"),
     [
-        # Without a hypothesis, B only has to be no worse, which is decided at once.
+        # Without a hypothesis, B must only be no worse than A, which is decided at the first look.
         (None, 3),
         pytest.param(
             {"metric": "ttft_p50", "change_at_most": 0.03},

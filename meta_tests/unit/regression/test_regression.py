@@ -20,7 +20,7 @@ def test_the_same_build_again_is_no_regression_and_ten_percent_is(stored):
         again.append(verdicts(metric("tg32@d0", rounds(60, seed + 9)), *earlier))
         slower.append(verdicts(metric("tg32@d0", rounds(54, seed + 9)), *earlier))
     assert set(again) == {Verdict.PASS}
-    # From three runs on, the scatter of the runs counts; three runs give a poor estimate.
+    # From three runs on, the scatter of the runs counts, but three runs give a poor estimate of it.
     assert slower.count(Verdict.FAIL) >= (40 if stored != 3 else 36), slower
     assert Verdict.PASS not in slower
 
@@ -49,14 +49,14 @@ ROUNDS = [metric("tg32_c2@d0", [v, v + 1, v - 1]) for v in (60.0, 60.4, 59.7, 60
 STARTS = [metric("startup_s", [v]) for v in (100.0, 103.0, 99.0, 101.0)]
 
 
-# `first`: the number of earlier runs; without it all of them.
+# `first` is the number of earlier runs that are used. If it is None, all of them are used.
 @pytest.mark.parametrize(
     ("earlier", "first", "now", "verdict"),
     [
-        # a time is worse when it is longer
+        # a time is worse if it is longer
         pytest.param((P50,), None, rounds(520, 2), "FAIL", id="P50, rounds 520 2, FAIL"),
         pytest.param((P50,), None, rounds(400, 2), "PASS", id="P50, rounds 400 2, PASS"),
-        # Three runs against three are never significant, so the scatter of the runs decides.
+        # Three runs against three cannot be significant, so the scatter of the runs decides.
         pytest.param(ROUNDS, None, (50.0, 51.0, 49.0), "FAIL", id="ROUNDS, 50.0 51.0 49.0, FAIL"),
         pytest.param(
             ROUNDS,
@@ -75,7 +75,7 @@ STARTS = [metric("startup_s", [v]) for v in (100.0, 103.0, 99.0, 101.0)]
             "INCONCLUSIVE",
             id="metric tg32@d0 60 58 62 50 61, 55 61 54 56 53",
         ),
-        # The scatter also decides on single values; a start may be 20 % slower.
+        # The scatter also decides about single values. A start may be 20 % slower.
         pytest.param(STARTS, None, (200.0,), "FAIL", id="STARTS, 200.0, FAIL"),
         pytest.param(STARTS, None, (115.0,), "PASS", id="STARTS, 115.0, PASS"),
         pytest.param(STARTS, 1, (150.0,), "INCONCLUSIVE", id="STARTS, 1, 150.0, INCONCLUSIVE"),

@@ -22,13 +22,13 @@ EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
             False,
             id="60 60 60 60 60 60 60 60 60 60 60 60, not changed",
         ),
-        # accepted once, and the baseline since then
+        # the lower level was accepted, and is the baseline since then
         pytest.param(
             (60, 60, 60, 60, 60, 60, 55, 55, 55, 55),
             True,
             id="60 60 60 60 60 60 55 55 55 55, changed",
         ),
-        # declines by 1 % per run
+        # the rate declines by 1 % per run
         pytest.param(
             (
                 60.0,
@@ -47,13 +47,13 @@ EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
             True,
             id="60.0 59.4 58.806 58.2179 57.6358 57.0594 56.4888",
         ),
-        # got better
+        # the rate has improved
         pytest.param(
             (55, 55, 55, 55, 55, 60, 60, 60, 60, 60),
             False,
             id="55 55 55 55 55 60 60 60 60 60, not changed",
         ),
-        # one bad day
+        # one day had a low rate
         pytest.param(
             (60, 60, 60, 60, 60, 60, 50, 60, 60, 60, 60, 60),
             False,

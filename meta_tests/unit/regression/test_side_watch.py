@@ -25,7 +25,7 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
         unwatched=None, signs=Signs(started=next(starts)), state=lambda: next(states)
     ))  # fmt: skip
     sides = ab.parse_sides(["http://a:1", "http://a:2"])
-    unproven: dict[str, None] = {}  # each line once
+    unproven: dict[str, None] = {}  # the keys are the lines, so each line is there once
     parts = stand_in(unproven=unproven.setdefault)
     run = AbRun(parts, sides, None, lambda _side: None)
     server = Server(Endpoint("http://a:1", "x", "m"), False, "x", None, None, None, None)

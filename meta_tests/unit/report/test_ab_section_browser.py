@@ -9,7 +9,7 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
 ]
-#: The width of a phone and of a screen, in pixels.
+#: The widths of a phone and of a desktop screen, in pixels.
 PHONE = 390
 SCREEN = 1440
 SELDOM = pytest.mark.slow("a phone and the light theme show the most")
@@ -42,7 +42,7 @@ def test_nothing_is_wider_than_the_screen(opened, width):
     tab = opened(width)
     tab.evaluate(browser.UNFOLD)
     assert browser.fits(tab)
-    if width == PHONE:  # a plot that is half outside of the view is not drawn
+    if width == PHONE:  # a plot of which half is outside of the view is not drawn
         plots = "[...document.querySelectorAll('.forest')]"
         assert tab.evaluate(f"{plots}.every(e => e.scrollWidth <= e.clientWidth)")
 

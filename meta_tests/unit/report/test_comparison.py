@@ -15,7 +15,7 @@ from sm121.report import comparison
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
 
-#: The documents' numbers of llama.cpp, in the format of llama-bench -o json.
+#: The documents' numbers for llama.cpp, in the format of llama-bench -o json.
 LLAMA_BENCH = (DATA / "llama-bench.json").read_text("utf-8")
 LLAMA_BENCHY = (DATA / "llama-benchy.json").read_text("utf-8")
 

@@ -72,7 +72,7 @@ def test_a_certificate_is_not_run_again_with_an_option_that_it_refuses(tmp_path)
     report.details.command = "python -m pytest --certify"
     whole = headline.Action("run again", "python -m pytest --certify")
     assert headline.action(report) == whole, "--certify with --rounds is refused"
-    report.details.again = AGAIN  # names the test, not --certify
+    report.details.again = AGAIN  # the command names the test and has no --certify
     named = headline.Action("run again", f"{AGAIN} --rounds 40", "run again with more rounds")
     assert headline.action(report) == named
 

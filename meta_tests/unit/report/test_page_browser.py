@@ -15,7 +15,7 @@ pytestmark = [
 ]
 REAL = ROOT / "conformance-report" / "verdict.json"
 KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "hostile")
-#: The combinations that axe-core checks in `make test`; `make catalogues` checks all.
+#: The combinations that axe-core checks in `make test`. `make catalogues` checks all combinations.
 LOOKS = (("hostile", 390, "light"),)
 
 
@@ -68,8 +68,9 @@ def test_nothing_is_wider_than_the_screen(opened, kind):
     _fits(opened(kind, min(browser.WIDTHS)))
 
 
-#: Returns the parts of a chart's axes beyond the edge of the drawing. Margins are fixed, because
-#: plotly's own (`automargin`) do not converge for some data and widths.
+#: A script that returns the parts of a chart's axes beyond the edge of the drawing. The charts have
+#: fixed margins, because plotly's own margins (`automargin`) do not converge for some data and
+#: widths.
 CUT = text_file("cut-off.js")
 
 
@@ -78,7 +79,7 @@ def _fits(view):
     assert view.evaluate(drawn), "a chart was not drawn"
     for width, height in (browser.WIDTHS | browser.NARROWEST).items():
         view.set_viewport_size({"width": width, "height": height})
-        view.wait_for_timeout(300)  # plotly reacts to the window with a delay
+        view.wait_for_timeout(300)  # plotly reacts to a changed width with a delay
         assert browser.fits(view), f"at {width} pixels"
         assert view.evaluate(CUT) == [], f"at {width} pixels"
 
@@ -224,14 +225,14 @@ def test_the_filter_is_used_with_a_keyboard_alone(opened):
     view.evaluate("document.querySelector('#tests details').open = true")
     view.locator("#tests summary").first.focus()
     view.keyboard.press("Tab")
-    view.keyboard.press("p")  # performance
+    view.keyboard.press("p")  # selects the level performance in the filter
     assert view.locator("#every-test tbody tr:visible").count() == 3
     for _ in range(3):
         view.keyboard.press("Tab")
     assert view.evaluate("document.activeElement.id") == "unfilter"
     view.keyboard.press("Enter")
     for _ in range(2):
-        view.keyboard.press("Tab")  # the scrolling table, the first test
+        view.keyboard.press("Tab")  # the focus moves to the scrolling table, then to the first test
     assert view.evaluate("document.activeElement.className") == "here"
     view.keyboard.press("Enter")
     assert view.evaluate("document.querySelector('tr:target') !== null")
@@ -314,7 +315,7 @@ def test_a_screen_reader_finds_its_way(opened):
     levels = view.evaluate(of_all.format("h1,h2,h3", "Number(e.tagName[1])"))
     assert all(b - a <= 1 for a, b in itertools.pairwise(levels)), "no level left out"
     ids = view.evaluate(of_all.format("[id]", "e.id"))
-    drawn = ("clip", "legend", "topdefs", "defs")  # by plotly
+    drawn = ("clip", "legend", "topdefs", "defs")  # plotly creates these ids
     written = [name for name in ids if not name.startswith(drawn)]
     assert len(written) == len(set(written)), "ids are unique"
     targets = view.evaluate(of_all.format('a[href^="#"]', "e.hash"))

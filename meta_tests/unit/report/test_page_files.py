@@ -133,7 +133,8 @@ def test_a_directory_with_nothing_but_the_verdict(runs, tmp_path):
     shutil.copy(runs["fail"] / "verdict.json", tmp_path)
     text = page.html(stored.read(tmp_path))
     assert "required" in text
-    (absent,) = re.findall(r'<p[^>]*id="absent">(.*?)</p>', text)  # one line, not one card each
+    # The absent checks are on one line, and have no card each.
+    (absent,) = re.findall(r'<p[^>]*id="absent">(.*?)</p>', text)
     for part in ("latency distributions (details.json has no", "memory over the run", "matrix"):
         assert part in absent, part
     assert 'id="latency"' not in text and 'href="#latency"' not in text
@@ -206,7 +207,7 @@ def test_merged_shards_have_everything_that_a_run_has(runs, tmp_path, capsys):
         tmp_path / "two", runs["crash"], 2, memory=memory, environment={"only": "here"}
     )
     output = tmp_path / "merged"
-    for _ in range(2):  # written again over the first
+    for _ in range(2):  # the second merge replaces the first one
         assert main(["merge", str(one), str(two), "--output", str(output)]) == 1
     for name in ("verdict.json", "summary.md", "details.json", "junit.xml", "report.html"):
         assert (output / name).is_file(), name

@@ -68,7 +68,7 @@ def test_profiler_writes_what_is_bounded():
 def test_profiling_is_enabled_unless_another_option_uses_the_profiler(changes, traces, tmp_path):
     folder = target._traces(settings(tmp_path, **changes), CPU)
     assert folder == (str(tmp_path / "traces") if traces else None)
-    (tmp_path / "vllm").mkdir()  # an engine without a profiler
+    (tmp_path / "vllm").mkdir()  # this engine has no profiler
     (tmp_path / "vllm" / "__init__.py").touch()
     old = settings(tmp_path, environment=(("PYTHONPATH", str(tmp_path)),))
     assert target._traces(old, CPU) is None

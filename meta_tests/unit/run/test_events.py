@@ -310,7 +310,7 @@ def test_the_report_of_a_killed_run_has_what_was_decided(tmp_path):
     assert "FAIL" in (tmp_path / "summary.md").read_text("utf-8")
 
 
-#: A change of a run's verdict file without an event.
+#: Matches code that changes a run's verdict file without an event.
 PAST_THE_EVENTS = re.compile(
     r"\.file\.[\w.]+(?:\[[^\]]*\])? (?:[-+|]?=) |\.file\.\w+\.(?:append|extend|update|setdefault)\("
 )

@@ -84,7 +84,7 @@ def of_shards(*parts: VerdictFile) -> VerdictFile:
 def test_the_merged_box_has_the_worst_state_of_its_parts(boxes, state, tmp_path):
     for order in (boxes, boxes[::-1]):
         parts = []
-        for index, name in enumerate(order, 1):  # as read from a file
+        for index, name in enumerate(order, 1):  # each part is read from a file
             verdict_file.write(part(index, box=BOXES[name]), tmp_path / "verdict.json")
             parts.append(verdict_file.read(tmp_path / "verdict.json"))
         assert of_shards(*parts).box.state == state

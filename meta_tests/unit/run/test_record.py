@@ -268,7 +268,8 @@ WAIVED = "meta_tests/whole/scenarios/waivers.py"
 def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
     names = re.findall(r"^def (test_\w+)", (ROOT / WAIVED).read_text(), re.MULTILINE)
     file = waiver_file(tmp_path, *(f"{WAIVED}::{name}" for name in names))
-    busy = tmp_path / "busy.toml"  # other tests of the suite may run at the same time
+    # The machine may be busy, because other tests of the suite may run at the same time.
+    busy = tmp_path / "busy.toml"
     shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
     busy.write_text(re.sub(r"(max_other_load|max_drift|max_spread) = \S+", r"\1 = 1.0", shipped))
     status, verdict, run = attached("--waivers", str(file), "--profile", str(busy), WAIVED)
@@ -346,7 +347,7 @@ def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp
     assert run.against.unjudged == [peak.name] * (level == "stress")
 
 
-# Warnings of other packages end no run of the levels.
+# Warnings of other packages do not end a run of the levels
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_time_reads_as_people_say_it(seconds, text):
     assert str(TimeRange(*seconds)) == text
 
 
-# ------------------------------------------------------------------------- kept beside .benchmarks
+# ------------------------------------------------------------------------------- Stored durations
 
 
 def test_times_are_kept_for_the_next_run(tmp_path):
@@ -105,7 +105,7 @@ def test_the_file_is_bounded_and_the_latest_stay(tmp_path):
     assert [*kept[-1]["checks"]] == [*many][5:]
 
 
-# ------------------------------------------------------------------------------------- forecasts
+# ------------------------------------------------------------------------------------- Forecasts
 
 
 def checks(level: str, number: int, *configurations: str) -> list[Check]:
@@ -155,7 +155,8 @@ def test_a_profile_of_which_nothing_ships_has_no_made_up_number():
     assert nightly == forecast.forecast_run(CPU, "full", checks("smoke", 1), CheckDurations())
 
 
-# ------------------------------------------------------------------------------------ time left
+# ------------------------------------------------------------------------------------ Remaining
+# time
 
 
 def start(seconds: float | None, configuration: str = "float32", **more) -> StartReport:
@@ -267,9 +268,10 @@ def test_every_shipped_profile_has_its_durations():
     assert [name for name, each in bounds.items() if each is None] == []
 
 
-# ------------------------------------------------------------------------------ recorded runs again
+# ------------------------------------------------------------------------------ Replayed recorded
+# runs
 
-#: A whole run of the stand-in for the MXFP4 build: 277 checks of 0 to 94 s.
+#: A whole run of the simulated machine for the MXFP4 build. It has 277 checks of 0 to 94 s.
 _EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
 RECORDED = json.loads(_EVIDENCE.read_text("utf-8"))
 
@@ -353,7 +355,7 @@ def test_the_remaining_time_never_jumps_up_by_more_than_a_tenth(every_s, start_s
     assert rises(seen) <= 1.1
 
 
-# ---------------------------------------------------------------------------------- runs of pytest
+# ---------------------------------------------------------------------------------- Runs of pytest
 
 SLOWLY = ("--arch", "cpu", "--served-model-name", "canary", "meta_tests/whole/scenarios/slowly.py")
 

@@ -219,7 +219,7 @@ class Drafting(JsonHandler):
             self.end_headers()
             self.wfile.write(text.encode())
             self.close_connection = True
-        elif self.fault == "undecodable":  # httpx raises an error that is no HTTP error
+        elif self.fault == "undecodable":  # httpx raises an error here that is not an HTTP error
             self.say(text, kind="text/plain; charset=zlib")
         elif self.fault == "gone":
             self.say(text, 404)
@@ -245,7 +245,7 @@ def drafting_server():
 def test_a_broken_metrics_page_is_reported_and_read_again(fault, why, drafting_server, monkeypatch):
     """The page is broken for some time, in each of these ways; the thread continues."""
     handler, url = drafting_server
-    # A reading may take this long on a busy machine.
+    # On a busy machine, a reading may take this long.
     monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)
     monkeypatch.setattr(watching, "WINDOW_S", 0.4)
     watch = AcceptanceWatch(lambda: read_counters(Endpoint(url, "none", "canary")))
@@ -270,7 +270,7 @@ def test_a_minute_of_low_acceptance_between_two_rounds_is_named(
     """The acceptance rate falls from 0.8 to 0.1 after round 2; round 3 reports it, and round 4
     passes."""
     handler, url = drafting_server
-    # A reading may take this long on a busy machine.
+    # On a busy machine, a reading may take this long.
     monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)
     monkeypatch.setattr(watching, "WINDOW_S", 0.6)
     monkeypatch.setattr(_Player, "_run", lambda _player: (Verdict.PASS, "PASS: 13 checks"))

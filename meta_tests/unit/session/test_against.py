@@ -316,7 +316,8 @@ def test_a_deviation_that_the_trusted_run_did_not_show_is_red(trusted):
     run, (fact,) = judged([])
     assert run.verdict is Verdict.FAIL and run.against.changed == ["tests/a.py::holds"]
     assert served[0] in fact.message
-    # Both runs have it: nothing changed. An older suite did not record it: unknown.
+    # If both runs have the line, nothing changed. If the trusted run is of an older suite that did
+    # not record it, a change is unknown.
     for before in (served, None):
         run, facts = judged(before)
         assert not facts and run.against.no_worse

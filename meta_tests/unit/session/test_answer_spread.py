@@ -17,7 +17,7 @@ PROMPTS = PromptSet(
     name="two",
     prompts=[{"name": "one", "text": "a", "tokens": 4}, {"name": "two", "text": "b", "tokens": 4}],
 )
-#: The bound of the GB10's profile.
+#: The tolerance of the GB10's profile.
 BASE = GoldenBound(
     max_abs=2.0, mean_abs=0.5, fork=0.75, mean_divergence=0.02, top1_at_least=0.9, source="GB10"
 )

@@ -43,7 +43,7 @@ def test_an_honest_engine_is_certified_every_time(tmp_path):
         assert verdict["fingerprint"]["profile_shipped"] is False
 
 
-# Requirements of a certificate for a run that was not refused.
+# Requirements of a certificate for a run that was not refused
 
 
 def certified(file: VerdictFile, judging: profile.Profile = CPU, **options) -> VerdictFile:
@@ -294,7 +294,7 @@ def test_only_a_test_that_applies_is_missed():
     assert selection.missed(config, "cpu") == ["of both"]
 
 
-# The levels of the certificate.
+# The levels of the certificate
 
 
 def asking(*levels: str) -> profile.Profile:
@@ -377,7 +377,7 @@ def test_a_certificate_says_what_it_covers():
     run = certified(without(file, "no such test"), two)
     assert run.certified and run.reason.endswith(f"; certified: {covers}"), run.reason
     assert f"| certificate for | {covers} |" in summary.markdown(run).replace("\\", "")
-    # All selected tests are still required.
+    # All selected tests are still required, so a missing test of them is named.
     shorter = certified(without(file, "test_startup_time"), two)
     assert "1 tests of performance are missing" in shorter.reason
     assert whole().certificate_covers is None
@@ -416,7 +416,7 @@ def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, lin
         )
 
 
-# The fingerprint.
+# The fingerprint
 
 
 def test_a_changed_profile_under_a_shipped_name_is_not_shipped(tmp_path):

@@ -36,6 +36,7 @@ def test_message_crash_and_bundle_name_the_same_cause(run_pytest, canary_bf16, n
     assert len(starts) == 2 and all(f" Cause: {kind}: " in message for message in starts), starts
     refused = by_verdict["NOT_RUN"]
     assert refused and all(f"did not start: {kind}, see" in message for message in refused)
-    for name in ("verdict.json", "junit.xml", "report.html"):  # summary.md shortens long messages
+    # Long messages are shortened in summary.md, so it is not read.
+    for name in ("verdict.json", "junit.xml", "report.html"):
         causes = {*re.findall(r"Cause: (\w+):", (run.report / name).read_text("utf-8"))}
         assert causes == {kind}, name

@@ -23,7 +23,7 @@ NO_ROUTE = httpx.Client(
     base_url="http://127.0.0.1", transport=httpx.MockTransport(lambda _: httpx.Response(404))
 )
 DATA_FILE = TABLES_OF_GB10 / "fused_0804_kernels.csv"
-#: gpt-oss-120b with all weights in MXFP4, at the 235 GB/s of a healthy GB10.
+#: These numbers are for gpt-oss-120b with all weights in MXFP4, at the 235 GB/s of a healthy GB10.
 TOKEN_LIMIT = "limit: 20 ms (gate tpot_p50 of profile sm121-gpt-oss-120b) |"
 STEP_BOUND = "the memory allows 11."
 MOE_BOUND = "limit for batch 1: 1 ms; the memory allows 0.225"

@@ -103,7 +103,8 @@ def test_the_exam_has_what_was_right_in_three_rounds(written):
     own = exam.load(mine.correctness.exam)
     assert [each.begins for each in own.completions] == [" Paris"]
     ids = [question.id for question in own.facts.questions]
-    # The answer about Peru was wrong in the third round. Two exams ask about Norway.
+    # The answer about Peru was wrong in the third round, so its question is missing. Two exams ask
+    # about Norway.
     assert ids == ["capital-of-norway", "capital-of-spain", "capital-of-norway-2"]
 
 
@@ -339,7 +340,7 @@ def test_a_server_is_started_and_stopped(tmp_path, capsys, monkeypatch):
     output = tmp_path / "mine.toml"
     words = ("--arch", "cpu", "--no-rates", "--output", str(output))
     engine = ("--model", "canary", "--engine-args", "--fault none")
-    shared = fault_servers()  # other tests of this process share one
+    shared = fault_servers()  # other tests of this process share a server
     assert cli.main(["init-profile", *engine, *words]) == 0, capsys.readouterr().err
     mine = profile.load(str(output))
     assert mine.engine.arguments == ("--fault", "none") and mine.model.served_name == "canary"

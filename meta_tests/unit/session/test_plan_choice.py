@@ -123,7 +123,7 @@ QUICK_LEVELS = ["smoke", "kernel", "correctness", "performance"]
     ],
 )  # fmt: skip
 def test_a_run_asks_quick_unless_it_names_more(run_pytest, request, arguments, header, levels):
-    if "--benchmark-compare" in arguments:  # the compared run must exist
+    if "--benchmark-compare" in arguments:  # the run that is compared must exist
         arguments = (request.getfixturevalue("history"), *arguments)
     assert asked(run_pytest, *arguments)[:2] == (header, levels)
 

@@ -19,7 +19,7 @@ from sm121.session import show_config, workload
 from sm121.session.settings import Settings
 
 CPU = profile.load("cpu-tiny-gpt-oss")
-#: The plan's names of a workload, and the record's names.
+#: The names of sampling settings in the plan's workload and in the record.
 EIGHT = {
     "temperature": 0.0,
     "top_p": 1.0,

@@ -81,7 +81,7 @@ def test_files_stay_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(repeated, "_LARGEST_FILE", 2000)
     play_all(tmp_path, [Verdict.FAIL] * 40)
     reports = sorted(int(path.name[4:]) for path in tmp_path.glob("red-*"))
-    assert reports == [1, *range(32, 41)]  # the first deviation, and the newest
+    assert reports == [1, *range(32, 41)]  # the first deviation and the newest ones
     sizes = [path.stat().st_size for path in tmp_path.glob("rounds*.jsonl")]
     assert len(sizes) == 2
     assert max(sizes) < 2500
@@ -214,7 +214,8 @@ def test_a_later_run_that_is_refused_is_a_red_round(tmp_path, monkeypatch):
     assert [player.play(number)[0].verdict for number in (1, 2)] == [Verdict.PASS, Verdict.NOT_RUN]
 
 
-#: Python ignores an interrupt in a `__del__`, as in callbacks of its imports.
+#: A program in which Python ignores an interrupt, because it occurs in a `__del__`, as in callbacks
+#: of Python's imports.
 DROPS_INTERRUPTS = """\
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -165,7 +165,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
     assert "plans.quick.tests" in error and error.endswith("got test_knwon_answers")
 
 
-# The lines of `sm121 plan` about a start and gates.
+# The lines of `sm121 plan` about a start and about gates
 
 
 def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:

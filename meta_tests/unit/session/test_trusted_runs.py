@@ -209,7 +209,7 @@ def test_a_worse_run_can_be_trusted_with_anew(tmp_path):
     ],
 )
 def test_trust_refuses_an_undecided_loss_but_no_jitter(tmp_path, stored_rates, rate, reason):
-    of_a_spark = {"profile": "sm121-gpt-oss-120b"}  # it allows a loss of 5 %
+    of_a_spark = {"profile": "sm121-gpt-oss-120b"}  # this profile allows a loss of 5 %
     (tmp_path / "trusted").mkdir()
     for number, each in enumerate(stored_rates, 1):
         run = a_run(*TESTS, rate=each, seed=number, **of_a_spark)

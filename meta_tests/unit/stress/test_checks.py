@@ -110,7 +110,7 @@ def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.Ti
 
 
 GIB = 2**30
-#: Limits: 10 % and at most 5 GB, 512 KiB and 0.1 handles per request.
+#: The limits are 10 % and at most 5 GB, 512 KiB per request, and 0.1 handles per request.
 LIMITS = profile.load("cpu-tiny-gpt-oss").stress
 
 
@@ -129,7 +129,7 @@ def test_a_device_leak_without_nvml_shows_in_the_machines_memory():
     assert on_device["device"] is Verdict.PASS and "machine" not in on_device
 
 
-# 50 handles at first, and `each` more with each sample, up to `most`.
+# The server has 50 handles at first, and `each` more at each sample, up to `most`.
 @pytest.mark.parametrize(
     ("requests_a_sample", "each", "most", "verdict"),
     [
@@ -139,7 +139,7 @@ def test_a_device_leak_without_nvml_shows_in_the_machines_memory():
         (10, 0.334, 99, "PASS"),
         # one handle for five requests
         (10, 2, 199, "FAIL"),
-        # a pool is full
+        # a pool becomes full
         (1, 1, 30, "PASS"),
     ],
 )
@@ -231,9 +231,9 @@ def stopped(job: JobOutcome) -> list[checks.Fault]:
             "stuck_request",
             id="1 2, problem stuck_request no token for 30 s",
         ),
-        # before the stop
+        # the answer ended before the stop
         pytest.param((1, 2), {"ended": 4.0}, "token_lost", id="1 2, ended 4.0, token_lost"),
-        # and without a message
+        # the answer ended without a message about the stop
         pytest.param(
             (1, 2), {"finish": "length"}, "token_lost", id="1 2, finish length, token_lost"
         ),
@@ -440,7 +440,8 @@ NO_MEMORY = (
 def test_a_failed_driver_allocation_explains_an_end_without_a_log_line(logged):
     cause = cause_of(logged, KernelMessages((NO_MEMORY,)))
     assert cause.kind == "oom" and "the NVIDIA driver found no memory" in cause.summary
-    of_start = KernelMessages((NO_MEMORY,), starts=[(9.0, 9.5)])  # it answered after that
+    # The server answered after the message.
+    of_start = KernelMessages((NO_MEMORY,), starts=[(9.0, 9.5)])
     assert "the NVIDIA driver found no memory" not in cause_of(logged, of_start).summary
     illegal = Cause(kind="illegal_memory_access", summary="an illegal access", owner="the kernel")
     assert cause_of(illegal, KernelMessages((NO_MEMORY,)), []) == illegal

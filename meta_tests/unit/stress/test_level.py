@@ -95,7 +95,7 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
             r"a prompt of \d+ tokens joins 5 that decode.*: .* got 1 of .*refused",
             id="join-refused, a prompt of d+ tokens joins 5 that",
         ),
-        # A stall appears seconds later, when more requests have joined on a busy machine.
+        # The stall appears seconds later, after more requests have joined on a busy machine.
         pytest.param(
             "join-stalls",
             "joins [5-7] that decode.*: .*(stuck_request|hang)",
@@ -229,8 +229,9 @@ def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, pre
     body = {"model": "canary", "prompt": "x", "stream": True}
     jobs = [Job(f"{n}", {**body, "max_tokens": n}, n) for n in (20, 40, 60, 50)]
     with servers.stress_server(fault) as endpoint:
-        # Shorter than a preempted request waits here. A test server may send nothing for a second
-        # on a busy machine, and if all requests get nothing, it counts as hung.
+        # This time is shorter than the time that a preempted request waits here. It cannot be much
+        # shorter, because on a busy machine a test server may send nothing for a second, and a
+        # server counts as hung if no request gets anything.
         patience = Patience(within_s=40.0, silent_s=2.0)
         outcomes = LoadClient(endpoint, patience).run(jobs, preempts=preempts).outcomes
     assert {o.problem[0] for o in outcomes if o.problem} - {"stopped"} == {problem} - {None}
@@ -287,7 +288,7 @@ def test_ten_minutes_on_a_gpu_and_only_where_all_is_asked():
         ("0.14.0+mxfp4", "illegal_memory_access", True),
         # another cause of death
         ("0.14.0+mxfp4", "oom", False),
-        # the release on which it is based
+        # the release on which the build is based
         ("0.14.0", "illegal_memory_access", False),
         ("0.32.0", "illegal_memory_access", False),
     ],

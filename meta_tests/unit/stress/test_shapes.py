@@ -17,7 +17,7 @@ def preempted(blocks: int, block: int, *, chunk: int, load: cache.Pressure, stre
         return -(-tokens // block) + -(-sliding // block)
 
     free_of = blocks - 1
-    read = [0] * streams  # part of the prompt
+    read = [0] * streams  # the tokens of the prompt that were read
     made = [0] * streams
     admitted = 0
     for _ in range(10**6):
@@ -46,13 +46,13 @@ def preempted(blocks: int, block: int, *, chunk: int, load: cache.Pressure, stre
 @pytest.mark.parametrize(
     ("blocks", "block", "chunk"),
     [
-        # 826,823 tokens: the cache was 88 % full at the end before
+        # 826,823 tokens: earlier, the cache was only 88 % full at the end
         (51676, 16, 2048),
         (51676, 16, 8192),
         (20000, 16, 8192),
         (6459, 128, 8192),
         (120000, 16, 2048),
-        # two chunks did not fit, and the computed prompt had less than zero tokens
+        # earlier, two chunks did not fit, and the computed prompt had less than zero tokens
         (640, 16, 8192),
         (640, 16, 2048),
         (2048, 32, 4096),

@@ -20,8 +20,8 @@ from tools.choices.data import Release
 KNOWN = data.load()
 GB10 = profiles.load("sm121-gpt-oss-120b")
 VERSIONS = [release.version for release in KNOWN]
-#: vLLM reads the drafter's configuration with these options, and the executing machine had no
-#: drafter.
+#: vLLM reads the drafter's configuration if these options are given, and the machine that executed
+#: the cases had no drafter.
 _OF_A_DRAFTER = "speculative_config."
 IN_ENGINE = Path(engines.__file__).parent / "in_engine"
 
@@ -47,7 +47,8 @@ def asked_for_in_vain(profile: Profile) -> list[str]:
     """Return the requests of a profile's configurations to releases that refuse them, or were not
     executed with them."""
     lines = []
-    bases = [build.release for build in builds.shipped()]  # only for their parser
+    # These releases were executed only to read their parsers.
+    bases = [build.release for build in builds.shipped()]
     for release in (release for release in KNOWN if release.version not in bases):
         for name, configuration in profile.configurations.items():
             if (start := configuration.at(release.version)) is None:
@@ -149,7 +150,7 @@ def test_the_matrix_asks_no_release_for_what_it_refuses():
         for setting in choice.settings
         if setting.engine == "vllm" and setting.build is None
     ]
-    # CUTLASS is not requested without the activations that it needs.
+    # CUTLASS is always requested together with the activations that it needs.
     with_it = {"moe=cutlass": ["--quantization-config.moe.activation", "mxfp8"]}
     assert not [
         f"{name}: {refusal.message}"
@@ -221,7 +222,7 @@ def test_logged_choices_of_a_release_are_recognised(version, tmp_path):
         if answer.attention is None:
             continue
         log = tmp_path / f"{number}.log"
-        # The release's own format: LEVEL date time [file:line] text.
+        # Convert the lines to the format of the release: LEVEL date time [file:line] text.
         lines = [
             line.replace(" [", " 11-22 13:00:00 [", 1).replace("]", ":1]", 1)
             for line in answer.lines

@@ -126,8 +126,8 @@ def test_an_installer_that_fails_has_its_status_and_says_nothing_of_success(tmp_
     assert capsys.readouterr().out == ""
 
 
-#: A stand-in for the environment's interpreter: `python -m uv` and `python -m pip` write their
-#: arguments to the log of calls. `python -m uv pip install` ends with the status in UV_ENDS.
+#: Replaces the environment's interpreter: `python -m uv` and `python -m pip` write their arguments
+#: to the log of calls. `python -m uv pip install` ends with the status in UV_ENDS.
 PYTHON = """#!{python}
 import os, sys
 words = sys.argv[2:]

@@ -29,6 +29,6 @@ def rate(client, model: str) -> float:
 
 
 def test_decoding_is_fast_enough(gate, llm_client, llm_server):
-    rate(llm_client, llm_server.model)  # the first one is slower
+    rate(llm_client, llm_server.model)  # the first request is slower
     rates = [rate(llm_client, llm_server.model) for _ in range(20)]
     gate("tg16", rates, minimum=1, unit="tok/s", worse_by=0.5)

@@ -25,7 +25,7 @@ def test_waits(server):
 
 
 def test_api_server_dies(conformance, server):
-    time.sleep(2)  # so that the test has seen the whole tree
+    time.sleep(2)  # wait, so that the test has seen the whole process tree
     status = conformance.run.servers.pool.current.launch.log.with_suffix(".status.json")
     os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
     time.sleep(1)

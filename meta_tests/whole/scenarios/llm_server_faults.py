@@ -4,7 +4,7 @@ outcomes. The engine is `meta_tests.fakes.llm_engine`."""
 import httpx
 import pytest
 
-#: The address of `llm_server` in the last test that used it.
+#: The address of `llm_server` in the last test that used this fixture.
 _last: list[str] = []
 
 
@@ -55,7 +55,7 @@ def test_dies_in_a_block_of_the_test(llm_server_factory):
         ask(server, "die")
 
 
-@pytest.mark.timeout(3)  # the request for a token takes longer
+@pytest.mark.timeout(3)  # the request for a token takes longer than this
 def test_hangs_in_the_test(llm_server_factory):
     with llm_server_factory("hanging", ["--fault", "obeys"]) as server:
         ask(server, "hang")

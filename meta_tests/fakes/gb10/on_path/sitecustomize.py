@@ -12,8 +12,9 @@ if "--device-only" in sys.orig_argv and sys.orig_argv[-1].startswith("cuda"):
     os._exit(0)
 
 if "pytest" in sys.orig_argv:
-    # The server's memory is read as the decrease of the machine's. A server of 0.07 GiB is less
-    # than what the other processes of this machine take and return; on a GB10 it is 70 GiB.
+    # The suite computes the server's memory from the decrease of the machine's free memory. This
+    # server has 0.07 GiB, less than what the other processes of this machine take and return. On a
+    # GB10, a server has 70 GiB.
     import psutil
 
     _before = psutil.virtual_memory()
