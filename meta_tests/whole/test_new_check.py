@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meta_tests.fakes.scripted_sessions import attached_engine
+from meta_tests.fakes.scripted_sessions import ENGINE, attached_engine
 from meta_tests.folders import ROOT
 
 pytest.importorskip("tools")
@@ -57,6 +57,7 @@ def test_every_place_that_the_page_names_is_there():
 @pytest.mark.slow("the tree is copied and its new check run twice: 5 s of CPU")
 def test_the_check_passes_and_then_fails_on_its_fault(tree, tmp_path):
     (command,) = (line for line in _COMMAND.findall(PAGE) if "--base-url" in line)
+    assert f"`python {ENGINE.relative_to(ROOT)} --port 8000`" in PAGE, "the server of this test"
     with attached_engine(tmp_path / "server.log") as (url, _):
         output = run(tree, command.replace("http://127.0.0.1:8000", url))
     clean, broken = (json.loads(line)["tests"] for line in output.splitlines())
