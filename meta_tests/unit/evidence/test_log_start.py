@@ -6,7 +6,7 @@ import pytest
 
 from sm121.evidence import ranks
 from sm121.evidence.kernel_path import PATH_FIELDS, KernelPath, give, shown
-from sm121.evidence.log_start import LogStart, RankLinks
+from sm121.evidence.log_start import Draft, LogStart, RankLinks
 from sm121.evidence.server_state import LISTS
 from sm121.evidence.signatures import SignatureField
 from sm121.regression import visit_checks
@@ -20,7 +20,9 @@ VALUES = [LISTS.get(name, name) for name in get_args(SignatureField) if name not
 
 @pytest.mark.parametrize("field", VALUES)
 def test_a_value_is_kept_in_one_part(field):
-    parts = (PATH_FIELDS, LogStart.model_fields, RankLinks.model_fields)
+    parts = (
+        PATH_FIELDS, LogStart.model_fields, RankLinks.model_fields, Draft.model_fields,
+    )  # fmt: skip
     assert sum(field in part for part in parts) == 1
     path = KernelPath()
     give(path, field, "a value")

@@ -95,6 +95,22 @@ def test_no_bound_where_the_log_shows_no_arguments(tmp_path: Path, capsys) -> No
     assert "bound" not in printed(["path", str(log)], capsys)
 
 
+@pytest.mark.parametrize(
+    ("device", "line"),
+    [
+        pytest.param("cpu", (), id="a CPU"),
+        pytest.param(
+            "cuda", ("[flash_attn.py:1117] Using FlashAttention version 3",), id="a Hopper GPU"
+        ),
+    ],
+)
+def test_no_bound_of_a_device_that_is_no_gb10(tmp_path: Path, capsys, device, line) -> None:
+    log = start_of_stock_vllm(tmp_path, *line)
+    settings = f"kv_cache_dtype=auto, device_config={device}"
+    log.write_text(log.read_text().replace("kv_cache_dtype=auto", settings))
+    assert "bound" not in printed(["path", str(log)], capsys)
+
+
 def test_the_build_that_speculates_has_no_bound(tmp_path: Path, capsys) -> None:
     log = start_of_stock_vllm(tmp_path)
     method = "SpeculativeConfig(method='eagle3', model='nvidia/x', num_spec_tokens=3)"

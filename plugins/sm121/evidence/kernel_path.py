@@ -17,7 +17,7 @@ from sm121.evidence import log_lines, log_message
 from sm121.evidence.failure import FailureReader
 from sm121.evidence.failure_tables import load_failures
 from sm121.evidence.log_message import LoggingWorker, LogLine
-from sm121.evidence.log_start import LogStart, RankLinks
+from sm121.evidence.log_start import Draft, LogStart, RankLinks
 from sm121.evidence.server_state import (
     LIST_LIMIT,
     LISTS,
@@ -404,12 +404,12 @@ def give(path: KernelPath, field: str, value: object) -> None:
     setattr(_holder(path, field), field, value)
 
 
-def _holder(path: KernelPath, field: str) -> KernelPath | LogStart | RankLinks:
+def _holder(path: KernelPath, field: str) -> KernelPath | LogStart | RankLinks | Draft:
     """Return the object of a path that has a field."""
-    if field in LogStart.model_fields:
-        return path.log
-    if field in RankLinks.model_fields:
-        return path.log.links
+    parts: tuple[LogStart | RankLinks | Draft, ...] = (path.log, path.log.links, path.log.draft)
+    for part in parts:
+        if field in type(part).model_fields:
+            return part
     return path
 
 

@@ -21,6 +21,15 @@ class RankLinks(data_file.Record):
     """The RDMA devices that NCCL found, but may not use, for example ``[0]rocep1s0f1:1/RoCE``."""
 
 
+class Draft(data_file.Record):
+    """The drafts of a server that speculates. A field is None if the log does not show it."""
+
+    drafter: str | None = None
+    """The draft model of speculative decoding; with MTP, the target model itself."""
+    draft_tokens: int | None = None
+    """The number of tokens per draft."""
+
+
 class LogStart(data_file.Record):
     """Facts about a server's last start. A field is None if the log does not show it."""
 
@@ -34,10 +43,10 @@ class LogStart(data_file.Record):
     """The model that the server loaded."""
     served_model: str | None = None
     """The name under which the server serves that model."""
-    drafter: str | None = None
-    """The draft model of speculative decoding; with MTP, the target model itself."""
-    draft_tokens: int | None = None
-    """The number of tokens per draft."""
+    device: str | None = None
+    """The kind of device: ``cuda`` (any GPU), ``cpu``, or ``sm90`` if only that GPU has a kernel of
+    the log."""
+    draft: Draft = Field(default_factory=Draft)
     rank: int | None = None
     world_size: int | None = None
     graph_sizes: str | None = None

@@ -23,7 +23,7 @@ SignatureField = Literal[
     "dtype", "load_format", "quantization", "prefix_caching", "block_size", "context",
     "requantised", "moe_variant", "moe_tiles", "weights", "unknown_env", "fallback",
     "silent_fallback", "version", "build", "asked", "model", "served_model", "drafter",
-    "draft_tokens",
+    "draft_tokens", "device",
     "progress", "fact", "rank", "world_size", "group", "graph_sizes", "channels", "network",
     "rdma_devices", "rerouted", "start", "generation_rate", "accepted_length",
     "compiled", "attention_decode",

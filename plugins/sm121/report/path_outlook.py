@@ -15,6 +15,8 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.machine import roofline
 
 _ARCH = "sm121"
+#: The device in the log of a GB10.
+_GPU = "cuda"
 #: Values of the kernel path that the log of every start should show.
 _MAIN = ("version", "model", "attention", "moe", "kv_cache_dtype", "cuda_graphs", "speculative")
 _URL = "http://localhost:8000"
@@ -50,8 +52,10 @@ def bound(path: KernelPath) -> RateBound | None:
 
     Returns:
         The bound; None if the log does not show a known model, its experts and which layers are
-        quantised, or if the server speculates.
+        quantised, if the server speculates, or if its device is no GB10.
     """
+    if path.log.device not in (None, _GPU):
+        return None
     config = roofline.read_config(path.log.model) if path.log.model is not None else None
     own = profile.load(profile.for_architecture(_ARCH))
     if config is None or path.moe is None or own.box is None or own.box.healthy_gb_s is None:
