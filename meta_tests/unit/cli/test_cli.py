@@ -233,6 +233,30 @@ def test_a_wrong_request_is_one_line(arguments, line, capsys):
     assert "Errno" not in printed.err
 
 
+def options_with_a_value() -> list[object]:
+    """Return each option and positional argument of the command line that takes a value."""
+    rows = []
+    for name, command in cli.parser().commands.items():
+        for action in command._actions:
+            if action.nargs == 0 or action.choices is not None:
+                continue
+            words = [name, action.option_strings[-1], ""] if action.option_strings else [name, ""]
+            rows.append(pytest.param(words, action, id=" ".join(words)))
+    return rows
+
+
+@pytest.mark.parametrize(("words", "action"), options_with_a_value())
+def test_an_empty_value_is_refused(words, action, capsys, tmp_path, monkeypatch):
+    """It usually comes from an unset variable; as a path it would be the current folder."""
+    monkeypatch.chdir(tmp_path)
+    if action.default == "":
+        cli.parser().parse_args(words)
+        return
+    assert cli.main(words) == 4
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert "expected a value, got an empty one. Leave it out, or set the variable" in printed, words
+
+
 def test_help_is_no_wrong_request(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["merge", "--help"])

@@ -10,7 +10,7 @@ from types import ModuleType
 from sm121 import __version__
 from sm121.cli import gate, judge, look, more
 from sm121.cli.command import EXIT_USAGE, Commands, drop_output
-from sm121.core.command_parser import InvalidArgumentsError, Parser
+from sm121.core.command_parser import CommandParser, InvalidArgumentsError
 from sm121.core.errors import Sm121Error
 from sm121.core.files import cause_of
 from sm121.core.verdict import INTERRUPTED
@@ -105,7 +105,7 @@ def _unusable(error: OSError) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; in a checkout, with the commands for a checkout."""
-    parser = Parser(prog="sm121", description=__doc__)
+    parser = CommandParser(prog="sm121", description=__doc__)
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = dict(GROUPS)

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from sm121.cli.command import EXIT_USAGE, Commands, command, progress
 from sm121.core import own_tests, profile
-from sm121.core.command_parser import Parser
+from sm121.core.command_parser import CommandParser, Parser
 from sm121.core.errors import OptionError, UsageError
 from sm121.core.files import refuse_unwritable
 from sm121.core.profile_fields import LEVELS
@@ -59,7 +59,7 @@ def _add_run(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    own = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
+    own = CommandParser(prog="sm121 run", add_help=False, allow_abbrev=False)
     own.add_argument("--every")
     found, of_pytest = own.parse_known_args(options.words)
     if found.every is not None:

@@ -84,3 +84,21 @@ class Parser(argparse.ArgumentParser):
                 parts.append(f"  {name:13}  {indented}\n")
         parts.append(f"\n{self.prog} COMMAND --help, {self.prog} --version\n")
         return "".join(parts)
+
+
+class CommandParser(Parser):
+    """A parser that refuses an empty value, which usually comes from an unset shell variable.
+
+    As a path, an empty value would be the current folder. Only an argument whose default is empty
+    may be empty.
+    """
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        is_of_command = action.nargs == argparse.PARSER  # it also gets the command's arguments
+        if arg_string == "" and action.default != "" and not is_of_command:
+            raise argparse.ArgumentError(
+                action,
+                "expected a value, got an empty one. Leave it out, or set the variable that it "
+                "comes from",
+            )
+        return super()._get_value(action, arg_string)
