@@ -234,9 +234,7 @@ def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: flo
         if undecided.verdict is not Verdict.INCONCLUSIVE:
             evidence = "; the stored interval is too wide: store a run of more rounds"
     value = metric.estimate.value
-    worse = value / stored.value - 1.0
-    if metric.higher_is_better:
-        worse = -worse
+    worse = statistics.relative_loss(value, stored.value, metric.higher_is_better)
     here = f"{number(value)} {metric.unit}, {_interval(metric.estimate)}"
     there = f"{number(stored.value)}, {number(stored.ci_low)} to {number(stored.ci_high)}"
     fact = Fact(

@@ -212,3 +212,24 @@ def median_or_none(values: Iterable[float]) -> float | None:
     """Return the median of values; None if there are none."""
     numbers = list(values)
     return float(np.median(numbers)) if numbers else None
+
+
+def relative_loss(now: float, before: float, higher_is_better: bool) -> float:
+    """Return how much worse a value is than the previous value.
+
+    Args:
+        now: The value now.
+        before: The value before.
+        higher_is_better: Whether a rate is compared, rather than a time.
+
+    Returns:
+        The loss as a fraction of ``before``, negative if the value is better. With a ``before`` of
+        0: 0, or infinity if lower is better and ``now`` is not 0.
+    """
+    if before == 0.0:
+        if now == 0.0 or higher_is_better:
+            return 0.0
+        return float("inf")
+    if higher_is_better:
+        return 1.0 - now / before
+    return now / before - 1.0

@@ -155,9 +155,7 @@ class Change:
         """Convert a ratio B / A to how much worse B is, as a fraction."""
         if ratio is None or not math.isfinite(ratio):
             return None
-        if self.higher_is_better:
-            return 1.0 - ratio
-        return ratio - 1.0
+        return statistics.relative_loss(ratio, 1.0, self.higher_is_better)
 
 
 def signed(fraction: float, digits: int = 1) -> str:
@@ -172,27 +170,6 @@ def signed(fraction: float, digits: int = 1) -> str:
     """
     text = f"{100.0 * fraction:+.{digits}f}"
     return text[1:] if float(text) == 0.0 else text
-
-
-def relative_loss(now: float, before: float, higher_is_better: bool) -> float:
-    """Return how much worse a value is than the previous value.
-
-    Args:
-        now: The value now.
-        before: The value before.
-        higher_is_better: Whether a rate is compared, rather than a time.
-
-    Returns:
-        The loss as a fraction of ``before``, negative if the value is better. With a ``before`` of
-        0: 0, or infinity if lower is better and ``now`` is not 0.
-    """
-    if before == 0.0:
-        if now == 0.0 or higher_is_better:
-            return 0.0
-        return float("inf")
-    if higher_is_better:
-        return 1.0 - now / before
-    return now / before - 1.0
 
 
 def is_price(metric: str) -> bool:

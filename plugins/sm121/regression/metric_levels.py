@@ -10,8 +10,8 @@ import numpy as np
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.measure.statistics import Floats
-from sm121.regression.change import Change, is_price, relative_loss
+from sm121.measure.statistics import Floats, relative_loss
+from sm121.regression.change import Change, is_price
 from sm121.run.details import Series, SeriesPoint
 from sm121.run.stored_run import StoredMetric, StoredRun
 

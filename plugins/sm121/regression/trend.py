@@ -22,13 +22,7 @@ from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
-from sm121.regression.change import (
-    Change,
-    Missing,
-    compare_prices,
-    is_price,
-    relative_loss,
-)
+from sm121.regression.change import Change, Missing, compare_prices, is_price
 from sm121.run.stored_run import StoredMetric, StoredRun
 
 #: Number of last stored runs whose median is the level to compare with.
@@ -123,8 +117,8 @@ def _allow_for_one_start(
     if not higher:
         worst = values[-1]
         best = values[0]
-    beyond_worst = relative_loss(change.b, worst, higher)
-    beyond_best = relative_loss(change.b, best, higher)
+    beyond_worst = statistics.relative_loss(change.b, worst, higher)
+    beyond_best = statistics.relative_loss(change.b, best, higher)
     verdict = change.verdict
     if verdict is Verdict.FAIL:
         needed = differ_by if len(values) < _STARTS else allowed / 2.0
@@ -135,7 +129,7 @@ def _allow_for_one_start(
         if is_slow and len(values) >= _SCATTER:
             verdict = Verdict.INCONCLUSIVE
     level = float(np.median([metric.value for metric in stored[-_RECENT:]]))
-    is_apart = abs(relative_loss(change.b, level, higher)) > allowed
+    is_apart = abs(statistics.relative_loss(change.b, level, higher)) > allowed
     is_changed = verdict is not change.verdict
     is_far_better = beyond_best < -2.0 * differ_by
     if is_far_better or not (is_apart or is_changed):
@@ -183,7 +177,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
         if now.value == 0.0 and all(metric.value == 0.0 for metric in earlier):
             return replace(change, verdict=Verdict.PASS, words=f"{words}, as before")
         return replace(change, verdict=Verdict.FAIL, words=words)
-    worse = relative_loss(now.value, level, now.higher_is_better)
+    worse = statistics.relative_loss(now.value, level, now.higher_is_better)
     direction = "worse" if worse > 0 else "better"
     bounds = interval(now, latest)
     shown_bounds = ""
@@ -335,7 +329,7 @@ def _judge_without_scatter(
         return Verdict.INCONCLUSIVE
     best_now = max(sign * sample for sample in now.samples)
     worst_before = min(sign * sample for sample in latest.samples)
-    worse = relative_loss(now.value, level, now.higher_is_better)
+    worse = statistics.relative_loss(now.value, level, now.higher_is_better)
     if _is_percentile(now) or worse <= 2.0 * allowed or not best_now < worst_before:
         return Verdict.NOT_RUN
     return Verdict.INCONCLUSIVE

@@ -21,6 +21,7 @@ from sm121.core.files import write_text
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.printable import printable, some_of
+from sm121.measure.statistics import relative_loss
 from sm121.regression import metric_levels
 from sm121.regression.change import Change
 from sm121.regression.metric_levels import SeriesLevel
@@ -130,8 +131,8 @@ class Line:
                     run=runs[start],
                     before=before,
                     after=after,
-                    is_red=_worse_by(metric, before, after) > allowed,
-                    stands=_worse_by(metric, before, last_level) > allowed,
+                    is_red=relative_loss(after, before, metric.higher_is_better) > allowed,
+                    stands=relative_loss(last_level, before, metric.higher_is_better) > allowed,
                 )
             )
         return steps
@@ -159,14 +160,6 @@ class Line:
                 first.append(past)
             was_red = past.is_red
         return first
-
-
-def _worse_by(metric: StoredMetric, before: float, after: float) -> float:
-    """Return by which fraction a level is worse than an earlier one; negative if it is better."""
-    ratio = after / before
-    if metric.higher_is_better:
-        return 1 - ratio
-    return ratio - 1
 
 
 @dataclass(frozen=True)
