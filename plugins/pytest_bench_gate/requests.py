@@ -8,6 +8,8 @@ import pytest
 from pytest_bench_gate.history import OPTION, option
 
 _FAIL = "--benchmark-compare-fail"
+#: The message about that option without `OPTION`.
+FAIL_ALONE = f"{_FAIL}: expected {OPTION} with it, which names the stored run. Add it"
 #: Prefixes of the storage URLs that pytest-benchmark supports.
 _STORAGES = ("file://", "elasticsearch+")
 #: Why gates are not judged in a run with workers.
@@ -124,9 +126,7 @@ def refuse(config: pytest.Config) -> None:
     """
     if not is_compared(config):
         if config.getoption("benchmark_compare_fail", None):
-            raise pytest.UsageError(
-                f"{_FAIL}: expected {OPTION} with it, which names the stored run. Add it"
-            )
+            raise pytest.UsageError(FAIL_ALONE)
         return
     why = why_not_run(config)
     if why is not None:

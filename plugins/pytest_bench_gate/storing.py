@@ -66,9 +66,6 @@ def described(judged: Judged, asked: Sequence[str]) -> dict[str, Any]:
 def store(config: pytest.Config, entry: dict[str, Any], samples: Sequence[float]) -> None:
     """Add a metric for which the test passed its own samples to the run's benchmarks.
 
-    A rate is stored as its inverse in seconds, so that ``pytest-benchmark compare`` shows the rate
-    as OPS.
-
     Args:
         config: The configuration of the run.
         entry: The stored entry of the metric.
@@ -78,10 +75,24 @@ def store(config: pytest.Config, entry: dict[str, Any], samples: Sequence[float]
     benchmark = _Benchmark(name, f"{entry['test']}::{name}", {KEY: entry})
     stored = _Stored(benchmark, iterations=1, options={})  # type: ignore[no-untyped-call]
     for sample in samples:
-        seconds = sample * SECONDS.get(entry["unit"], 1.0)
-        if entry["higher_is_better"]:
-            seconds = 1.0 / sample if sample else math.inf
+        seconds = duration(sample, entry["unit"], entry["higher_is_better"])
         if math.isfinite(seconds):
             stored.stats.update(seconds)  # type: ignore[no-untyped-call]
     benchmark.has_error = not stored.stats.data
     config._benchmarksession.benchmarks.append(stored)  # type: ignore[attr-defined]
+
+
+def duration(sample: float, unit: str, higher_is_better: bool) -> float:
+    """Return the seconds as which pytest-benchmark stores a sample. A shorter duration is better.
+
+    A rate is stored as its inverse in seconds, so that ``pytest-benchmark compare`` shows the rate
+    as OPS.
+
+    Args:
+        sample: The sample.
+        unit: Its unit.
+        higher_is_better: Whether the sample is a rate.
+    """
+    if higher_is_better:
+        return 1.0 / sample if sample else math.inf
+    return sample * SECONDS.get(unit, 1.0)

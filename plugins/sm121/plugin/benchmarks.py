@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from pytest_bench_gate import storing
 from sm121.core.errors import Sm121Error
 from sm121.core.metric_name import without_depth
 from sm121.core.printable import printable
@@ -32,7 +33,6 @@ from sm121.run.events import HistoryRead
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
-_SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 #: The largest exponent for which `math.exp` does not overflow.
 _LARGEST_EXPONENT = 700.0
 HISTORY = pytest.StashKey[measured.MeasuredHistory]()
@@ -112,18 +112,12 @@ class MetricRecorder:
 
 
 def _duration(measurement: Measurement, sample: float) -> float:
-    """The duration in seconds as which a sample is replayed. A shorter duration is better."""
+    """The duration in seconds as which a sample is replayed."""
     # The value is the logarithm of a perplexity; its exponential is a positive number.
     if measurement.unit == "nats":
         exponent = -sample if measurement.higher_is_better else sample
         return math.exp(min(_LARGEST_EXPONENT, exponent))
-    if measurement.unit in _SECONDS:
-        return sample * _SECONDS[measurement.unit]
-    if measurement.higher_is_better:
-        if sample:
-            return 1.0 / sample
-        return math.inf
-    return sample
+    return storing.duration(sample, measurement.unit, measurement.higher_is_better)
 
 
 @pytest.fixture(scope="session")

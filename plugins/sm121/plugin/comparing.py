@@ -136,9 +136,7 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         return
     compared = config.getoption("benchmark_compare")
     if compared == []:
-        raise UsageError(
-            f"{_FAIL}: expected {_COMPARE} with it, which names the stored run. Add it."
-        )
+        raise UsageError(f"{requests.FAIL_ALONE}.")
     foreign = any(_is_benchmark(item) and LEVEL not in item.stash for item in items)
     if foreign:
         _warn_of_nothing_to_compare(config)
