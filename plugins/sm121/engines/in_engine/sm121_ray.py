@@ -123,7 +123,7 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
 
 
 def busy(nodes: list[dict[str, Any]]) -> list[str]:
-    """Return one line for each resource for ranks that a task holds.
+    """Return one line for each resource of a rank that a Ray task still holds.
 
     For a moment after its end, a task still holds its resources.
 

@@ -1,6 +1,6 @@
 """Start SGLang with the API key from the environment.
 
-SGLang itself reads it only as an argument.
+SGLang itself accepts the key only as an argument.
 """
 
 import os
