@@ -1,4 +1,5 @@
-"""Ids of parametrized cases that a search finds: the beginning of the value, as in the source.
+"""Give parametrized cases ids that a text search in the source finds: the beginning of the value,
+as it is written there.
 
 pytest names a list, a dict or a long text after its argument and its position: ``words0``,
 ``line12``. A search for such an id does not find the row.
@@ -12,7 +13,7 @@ _SHOWN = 80
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Return the id of a value without one, or None if pytest's id is good."""
+    """Return an id for a value. Return None if pytest's own id is already good."""
     if isinstance(val, str) and len(val) > _LONGEST:
         return val[:_SHOWN]
     if isinstance(val, list | tuple | dict) and _is_plain(val):
@@ -21,8 +22,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value consists of texts, numbers and lists, which are equal in every
-    process."""
+    """Return whether a value consists of texts, numbers and lists, so that its text is the same in
+    every process."""
     if isinstance(value, dict):
         return all(_is_plain(part) for part in (*value, *value.values()))
     if type(value) in (list, tuple):
@@ -31,7 +32,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _as_written(value: object) -> str:
-    """Return a plain value with ruff's quotes."""
+    """Return the source text of a plain value, with the quotes that ruff uses."""
     if isinstance(value, dict):
         pairs = [f"{_as_written(key)}: {_as_written(of)}" for key, of in value.items()]
         return "{" + ", ".join(pairs) + "}"

@@ -41,10 +41,10 @@ LIGHT = "SM121_META_LIGHT" in os.environ
 
 
 def threads_beside(workers: int) -> str:
-    """Return how many threads OpenMP may have in each of some workers.
+    """Return how many OpenMP threads each of several parallel workers may have.
 
-    Its threads spin while they wait: two processes with two threads each are ten times slower on
-    two cores than with one thread each.
+    OpenMP threads spin while they wait. On two cores, two processes with two threads each are ten
+    times slower than two processes with one thread each.
     """
     return str(max(1, (os.cpu_count() or 1) // workers))
 
@@ -68,8 +68,7 @@ if MARK not in os.environ:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Turn warnings into errors. In a run of the levels, other packages may warn, so they never are
-    errors there."""
+    """Turn warnings into errors, except in runs of the levels, in which other packages may warn."""
     if durations.wanted(config):
         config.pluginmanager.register(durations.Durations(config))
     config.pluginmanager.register(quiet, "quiet")
@@ -85,7 +84,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Let the workers of xdist share the process that forks runs; those of a scenario need none."""
+    """Give the workers of xdist the address of the process that forks runs.
+
+    The workers of a scenario need no address."""
     if MARK in os.environ:
         return
     if _TEMPLATE not in node.config.stash:
@@ -111,7 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Exclude the collected items from garbage collection, without searching them for garbage."""
+    """Exclude the collected items from garbage collection, without searching them for garbage
+    first."""
     gc.disable()
     try:
         return (yield)
@@ -122,7 +124,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Any:
-    """Skip a module that imports torch if LIGHT is set."""
+    """Skip a module that imports torch, if `LIGHT` is set."""
     report = yield
     if LIGHT and report.failed and "No module named 'torch'" in str(report.longrepr):
         report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "it needs torch")
@@ -131,7 +133,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Skip a test that imports torch if LIGHT is set."""
+    """Skip a test that imports torch, if `LIGHT` is set."""
     report = yield
     error = call.excinfo.value if call.excinfo is not None else None
     if LIGHT and isinstance(error, ModuleNotFoundError) and error.name == "torch":
@@ -141,7 +143,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def canary_bf16() -> Path:
-    """The canary's BF16 twin of the conformance run."""
+    """The BF16 checkpoint of the canary, which the conformance run also uses."""
     from sm121.checkpoint import canary
 
     return canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
@@ -149,7 +151,7 @@ def canary_bf16() -> Path:
 
 @pytest.fixture(scope="session")
 def canary_mxfp4() -> Path:
-    """The canary's MXFP4 twin."""
+    """The MXFP4 checkpoint of the canary."""
     from sm121.checkpoint import canary
 
     return canary.build(ROOT / ".cache" / "canary" / "mxfp4", "mxfp4")
@@ -157,7 +159,8 @@ def canary_mxfp4() -> Path:
 
 @pytest.fixture
 def a_cpu_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Axes of the matrix that do not depend on this machine's processor."""
+    """Replace the processor's flags, so that the axes of the matrix do not depend on this
+    machine."""
     from sm121.matrix import space
 
     monkeypatch.setattr(space, "cpu_flags", str)
@@ -198,7 +201,7 @@ def disassembler() -> Any:
 
 @dataclass
 class PytestRun:
-    """A run of pytest in its own process; all processes that it starts are marked."""
+    """A run of pytest in its own process. All processes that it starts are marked."""
 
     process: subprocess.Popen[str] | WarmRun
     output_file: Path
@@ -217,7 +220,7 @@ class PytestRun:
         return json.loads((self.report / "verdict.json").read_text("utf-8"))
 
     def wait_for(self, text: str, timeout_s: float) -> None:
-        """Wait until the output contains ``text``; record the processes of the tree."""
+        """Wait until the output contains ``text``, and record the processes of the run's tree."""
         deadline = time.monotonic() + timeout_s
         while text not in self.output:
             assert self.process.poll() is None, f"ended before {text!r}:\n{self.output}"
@@ -238,7 +241,8 @@ class PytestRun:
         return self.process.wait(timeout_s)
 
     def left(self, timeout_s: float = 30.0) -> list[str]:
-        """Return the run's processes, zombies included, that still exist after ``timeout_s``."""
+        """Return the run's processes, zombies included, that still exist after ``timeout_s``
+        seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             # The test of ManagedServer makes this process a subreaper, so orphans of the run become
@@ -263,8 +267,9 @@ def chromium() -> Iterator[object]:
 
 @pytest.fixture(scope="session")
 def warm_pytest(pytestconfig: pytest.Config) -> Iterator[Callable[[], WarmPytest]]:
-    """The process that forks runs: that of all workers, or one that is started for the first
-    run."""
+    """The process that forks runs.
+
+    All workers share one process; without workers, the first run starts it."""
     of_workers = getattr(pytestconfig, "workerinput", {}).get(WARM)
     with ExitStack() as opened:
 
@@ -282,8 +287,10 @@ def warm_pytest(pytestconfig: pytest.Config) -> Iterator[Callable[[], WarmPytest
 def start_pytest(
     tmp_path: Path, warm_pytest: Callable[[], WarmPytest]
 ) -> Iterator[Callable[..., PytestRun]]:
-    """Start pytest on the suite, as a user does, and clean up after it in any case. ``warm`` forks
-    the run from a process that has imported the suite; see `warm_pytest`."""
+    """Start pytest on the suite, as a user does, and clean up after it in any case.
+
+    With ``warm``, the run is forked from a process that has already imported the suite (see
+    `warm_pytest`)."""
     runs: list[PytestRun] = []
 
     def start(
@@ -330,8 +337,9 @@ def start_pytest(
 
 @pytest.fixture
 def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[int, PytestRun]]:
-    """Run pytest to its end; return the exit status and the run. ``warm=False``: a new
-    interpreter."""
+    """Run pytest to its end, and return the exit status and the run.
+
+    With ``warm=False``, the run has a new interpreter."""
 
     def run(
         *arguments: str, timeout_s: float = 120.0, warm: bool = True, **options
@@ -346,7 +354,9 @@ def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[in
 
 @pytest.fixture(scope="session")
 def clean_server() -> Iterator[Callable[[str], FaultServer]]:
-    """The fault server without a fault, by its key; all tests share it, because it has no state."""
+    """Return the address of the fault server without a fault.
+
+    The key is the argument. All tests share this server, because it has no state."""
     with ExitStack() as started:
         running: dict[str, FaultServer] = {}
 

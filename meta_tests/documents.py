@@ -1,4 +1,4 @@
-"""Copies of JSON documents with other values."""
+"""Create copies of JSON documents with changed values."""
 
 import copy
 from functools import reduce
@@ -11,7 +11,7 @@ def altered(document: Any, changes: dict[str, Any]) -> Any:
 
     Args:
         document: What ``json.loads`` returned.
-        changes: The new values by their places, as ``tests.0.verdict``.
+        changes: The new values. The keys are their places, for example ``tests.0.verdict``.
 
     Raises:
         AssertionError: A place is not in the document.

@@ -1,4 +1,5 @@
-"""Record the duration of tests by file, print the slowest, and order the next run."""
+"""Record the duration of the tests in each file, print the slowest tests, and order the next
+run."""
 
 import json
 from collections import defaultdict
@@ -127,8 +128,10 @@ _SHOWN = 10
 
 
 def recorded(which: str) -> dict[str, float]:
-    """Return the seconds by file, in meta_tests/, of the runs `which`, "test" or "slow"; empty
-    without a record."""
+    """Return the recorded seconds of each file in meta_tests/, for the runs `which` ("test" or
+    "slow").
+
+    The result is empty if there is no record."""
     seconds: dict[str, dict[str, float]] = {}
     if RECORD.is_file():
         seconds = json.loads(RECORD.read_text("utf-8"))
@@ -136,7 +139,7 @@ def recorded(which: str) -> dict[str, float]:
 
 
 def longest_first(items: list[pytest.Item], alone: bool) -> None:
-    """Order tests by the seconds of their files; tests of one file stay together.
+    """Order tests so that the longest files start first. Tests of one file stay together.
 
     Files outside of this folder, which are those of the levels, keep the suite's own order.
 
@@ -159,14 +162,14 @@ def longest_first(items: list[pytest.Item], alone: bool) -> None:
 
 
 def wanted(config: pytest.Config) -> bool:
-    """Return whether a run is one of `make test` or its workers, and not a scenario or a part of a
+    """Return whether a run is `make test` or one of its workers, and not a scenario or a part of a
     file."""
     whole = config.args == ["meta_tests"] or config.option.markexpr == "alone"
     return (whole and not config.option.keyword) or hasattr(config, "workerinput")
 
 
 class Durations:
-    """A plugin that adds up the durations of tests, also in xdist's controller."""
+    """A plugin that adds up the durations of tests. It also works in xdist's controller."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._output: dict[str, Any] | None = getattr(config, "workeroutput", None)
@@ -179,8 +182,9 @@ class Durations:
         self._by_test[report.nodeid] += report.duration
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        """Count the tests that only `make catalogues` runs; each worker of xdist collects all
-        tests."""
+        """Count the tests that only `make catalogues` runs.
+
+        With xdist, each worker collects all tests, so they are counted once."""
         self._slow += sum(item.get_closest_marker("slow") is not None for item in items)
         if self._output is not None:
             self._output["slow"] = self._slow
@@ -191,7 +195,8 @@ class Durations:
     def pytest_terminal_summary(
         self, terminalreporter: "pytest.TerminalReporter", config: pytest.Config
     ) -> None:
-        """Print the slowest tests and the number of tests left out; record `make test`."""
+        """Print the slowest tests and the number of tests that were left out, and store the
+        durations of `make test`."""
         total = sum(self._by_test.values())
         terminalreporter.section(f"the slowest of {len(self._by_test)} tests, {total:.0f} s in all")
         for name in sorted(self._by_test, key=self._by_test.__getitem__)[: -_SHOWN - 1 : -1]:

@@ -1,4 +1,4 @@
-"""The folders that tests and fakes read."""
+"""The folders that the tests read."""
 
 from pathlib import Path
 

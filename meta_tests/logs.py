@@ -1,4 +1,4 @@
-"""Logs as lists of lines, for tests."""
+"""Create logs from lists of lines, for tests."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from sm121.evidence.log_start import LogStart
 
 
 def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.KernelPath:
-    """Return what `sm121.evidence.kernel_path.read_log` returns for these lines."""
+    """Return the result of `sm121.evidence.kernel_path.read_log` for the given lines."""
     reader = kernel_path.LogReader(engine)
     for line in log_lines.join_wrapped(lines):
         reader.take(line)
@@ -18,20 +18,20 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.Kernel
 
 
 def path_with(values: Mapping[str, Any]) -> kernel_path.KernelPath:
-    """Return a path with values of its own fields and of those of `LogStart`."""
+    """Return a path with the given values of its fields, and of the fields of `LogStart`."""
     beside = {name: value for name, value in values.items() if name in LogStart.model_fields}
     own = {name: value for name, value in values.items() if name not in beside}
     return kernel_path.KernelPath.model_validate({**own, "log": beside})
 
 
 def stated(path: kernel_path.KernelPath) -> dict[str, object]:
-    """Return the fields of a path that are not null, empty or evidence."""
+    """Return the fields of a path that are not null and not empty, without the evidence."""
     every = path.model_dump(exclude={"evidence"})
     return {name: value for name, value in every.items() if value not in (None, [], {})}
 
 
 def lines_of(name: str) -> dict[str, Any]:
-    """Return the lines of logs in ``data/NAME``, and what they prove."""
+    """Return the lines of the logs in ``data/NAME``, and the values that they prove."""
     return tomllib.loads((DATA / name).read_text("utf-8"))
 
 

@@ -43,7 +43,7 @@ class Attempt:
 
     Attributes:
         reports: pytest's reports.
-        others: The share of the CPU that other processes took.
+        others: The share of the CPU that other processes used.
         by_itself: Whether no other test ran at the same time.
     """
 
@@ -53,7 +53,8 @@ class Attempt:
 
     @property
     def stands(self) -> bool:
-        """Whether the outcome counts: the test passed, or nothing disturbed it."""
+        """Whether the outcome of the run counts, because the test passed or nothing disturbed
+        it."""
         undisturbed = self.by_itself and self.others <= OTHERS
         return undisturbed or not any(report.failed for report in self.reports)
 
@@ -76,8 +77,8 @@ def until_one_stands(run: Callable[[bool], Attempt], most: int = ATTEMPTS) -> li
     """Run a test until an attempt counts; the last attempt counts in any case.
 
     Args:
-        run: Runs the test once; the argument says whether by itself, which is so from the second
-            time on.
+        run: Runs the test once. The argument says whether the test runs alone; this is true from
+            the second attempt on.
         most: The largest number of runs.
 
     Returns:
@@ -91,8 +92,9 @@ def until_one_stands(run: Callable[[bool], Attempt], most: int = ATTEMPTS) -> li
 
 @contextmanager
 def held(by_itself: bool) -> Iterator[bool]:
-    """Hold the lock, and return whether no other test runs meanwhile. Without workers, none
-    does."""
+    """Hold the lock, and return whether no other test runs meanwhile.
+
+    Without workers, no other test runs."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield True
         return
@@ -105,22 +107,23 @@ def held(by_itself: bool) -> Iterator[bool]:
 def wait_for_a_quiet_moment(
     others: Callable[[], float], clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Wait until `others` took at most `OTHERS` for `WATCHED_S`, or until `WAIT_S`."""
+    """Wait until `others` used at most the share `OTHERS` for `WATCHED_S` seconds, or until
+    `WAIT_S` seconds are over."""
     began = clock()
     while others() > OTHERS and clock() - began < WAIT_S:
         pass
 
 
 def processes_of_session() -> list[psutil.Process]:
-    """Return the processes of all workers; none without workers."""
+    """Return the processes of all workers; empty if there are no workers."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return []
     return psutil.Process(os.getppid()).children(recursive=True)
 
 
 def others_for_a_moment() -> float:
-    """Return the share of the CPU that processes outside of this session take within the next
-    `WATCHED_S`."""
+    """Return the share of the CPU that processes outside of this session use within the next
+    `WATCHED_S` seconds."""
     before = CpuUse.take(processes_of_session)
     time.sleep(WATCHED_S)
     return CpuUse.take(processes_of_session).since(before)[0]
@@ -156,7 +159,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
-    """Name the tests that were repeated."""
+    """Print the names of the tests that were repeated."""
     lines = []
     for reports in terminalreporter.stats.values():
         for report in reports:

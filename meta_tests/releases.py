@@ -1,6 +1,6 @@
-"""Skips of tests that are about newer releases than the oldest that pyproject.toml promises.
+"""Skip tests that need a newer release of a package than the oldest one that pyproject.toml allows.
 
-`make oldest` runs the tests with the oldest ones.
+`make oldest` runs the tests with the oldest releases.
 """
 
 import importlib.util

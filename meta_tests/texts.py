@@ -6,5 +6,5 @@ TEXTS = DATA / "texts"
 
 
 def text_file(name: str) -> str:
-    """Return the text of ``data/texts/NAME``."""
+    """Return the content of ``data/texts/NAME``."""
     return (TEXTS / name).read_text("utf-8")

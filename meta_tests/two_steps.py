@@ -1,9 +1,10 @@
-"""Call functions in two steps."""
+"""Call a function in two steps."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def in_two_steps(function: Callable[..., Any]) -> Callable[..., Callable[..., Any]]:
-    """Call a function with its first parameters, and the result with the others."""
+    """Return a function that takes the first parameters, and returns a function that takes the
+    others."""
     return lambda *options, **named: lambda *subject: function(*subject, *options, **named)

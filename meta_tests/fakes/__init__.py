@@ -1,1 +1,1 @@
-"""Stand-ins for engines, nodes and clocks."""
+"""Simulated engines, nodes and clients for the tests."""

@@ -1,4 +1,4 @@
-"""The report directory of a constructed A/B comparison with invented numbers."""
+"""Write the report directory of an A/B comparison with invented numbers."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,9 @@ _PATH = {"attention": "FLASHINFER", "cuda_graphs": True, "kv_layout": "LBHNC", "
 
 
 def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin") -> Path:
-    """Return an A/B comparison: one metric is worse, one undecided, two pass. `text`: the text
-    given for B."""
+    """Return an A/B comparison in which one metric is worse, one is undecided, and two pass.
+
+    `text` is the text that the user gave for side B."""
     report_runs.write("pass", folder)
 
     def visit(side: str, moe: str) -> Visit:

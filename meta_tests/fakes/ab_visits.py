@@ -1,4 +1,4 @@
-"""Visits of A and B with rates of a known ratio."""
+"""Starts of side A and side B of an A/B comparison, with rates of a known ratio."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Runs that are compared with a trusted run, and the comparison of one with it."""
+"""Runs that are compared with a trusted run, and their comparison."""
 
 import random
 from collections.abc import Callable
@@ -90,7 +90,8 @@ def compared(
     metrics: dict[str, StoredMetric],
     asked_for: Callable[[TestReport], bool] = lambda _test: True,
 ) -> list[TestReport]:
-    """Compare a run as its session does at its end; return the decisions of the comparison."""
+    """Compare a run with a trusted run, as its session does at its end, and return the decisions of
+    the comparison."""
     comparison = against.compare_with_trusted(run, trusted, OWN, metrics, asked_for)
     run.against = comparison.report
     run.changes = comparison.changes

@@ -1,5 +1,6 @@
-"""A scripted server of another model than gpt-oss: chats in ChatML, and each token is a code
-point."""
+"""A scripted server of another model than gpt-oss.
+
+Chats are in ChatML, and each token is a Unicode code point."""
 
 import json
 import re
@@ -32,7 +33,7 @@ FORGOTTEN = "Peru"
 
 
 class Handler(JsonHandler):
-    """vLLM's pages; each handler class counts the questions that it got."""
+    """vLLM's HTTP endpoints. Each handler class counts the requests that it got."""
 
     thinks = True
     calls_tools = True
@@ -110,6 +111,7 @@ class Handler(JsonHandler):
 
 @contextmanager
 def another_model(**members: bool | str) -> Iterator[str]:
-    """Start the server with these class variables; yield its address, and stop it at the end."""
+    """Start the server with these class variables, yield its address, and stop the server at the
+    end."""
     with serving(type("Handler", (Handler,), {**members, "asked_so_far": Counter()})) as url:
         yield url

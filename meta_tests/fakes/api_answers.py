@@ -1,4 +1,4 @@
-"""Constructed answers of a server, as far as a check needs them."""
+"""Constructed answers of a server, with the fields that a check reads."""
 
 import itertools
 import json
@@ -28,7 +28,10 @@ ENDPOINT = Endpoint("http://127.0.0.1:1", "key", "canary")
 
 
 def replying(*answers: Exchange, engine: str = "vllm", version: str | None = None) -> Api:
-    """Return an API whose server gives these answers, and repeats the last one."""
+    """Return an API whose server sends these answers in their order.
+
+    The last answer is repeated.
+    """
     to_come = itertools.chain(answers, itertools.repeat(answers[-1]))
 
     class Replying(Api):

@@ -1,4 +1,6 @@
-"""FlashInfer's attention in plain PyTorch: the sink wrapper and XQA, by their sources.
+"""FlashInfer's attention in plain PyTorch: the wrapper with sinks, and XQA.
+
+Both follow FlashInfer's sources.
 
 A module is compiled for one type of cache. A process keeps the first module that it loaded under a
 name, even if another type is requested later (`tvm_ffi.load_module` of a mapped library). A test
@@ -23,7 +25,7 @@ class Module:
 
     cache: torch.dtype
     window: bool
-    """Compiled with a sliding window."""
+    """Whether the module is compiled with a sliding window."""
 
     def read(self, part: Tensor) -> Tensor:
         if part.dtype == self.cache:
@@ -46,7 +48,8 @@ class Module:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window_left: int
     ) -> Tensor:
-        """Return o [n, Hq, D] of the last n tokens, which attend to k and v [T, Hkv, D]."""
+        """Return the attention outputs o [n, Hq, D] of the last n tokens, for keys k and values v
+        [T, Hkv, D]."""
         group = q.shape[1] // k.shape[1]
         k, v = (part.repeat_interleave(group, 1) for part in (k, v))
         logits = torch.einsum("qhd,khd->hqk", q.float(), k) * self.scaled(scale)
@@ -67,14 +70,15 @@ class Attention:
 
     module = Module
     whole_names = False
-    """Whether the sink wrapper names its module after the cache too, as from 0.7.4 on."""
+    """Whether the name of the sink wrapper's module contains the type of the cache, as in
+    FlashInfer from 0.7.4 on."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, Module] = {}
         self.queries: list[Tensor] = []
-        """What XQA was given."""
+        """The arguments that XQA was called with."""
         self.caches: list[Any] = []
-        """What the sink wrapper was given."""
+        """The arguments that the sink wrapper was called with."""
 
     def load(self, name: str, cache: torch.dtype, window: bool) -> Module:
         return self.loaded.setdefault(name, self.module(cache, window))
@@ -83,7 +87,7 @@ class Attention:
         attention = self
 
         class Paged:
-            """BatchPrefillWithPagedKVCacheWrapper with its own module."""
+            """FlashInfer's BatchPrefillWithPagedKVCacheWrapper with a module of its own."""
 
             def __init__(self, float_workspace_buffer, kv_layout, backend, jit_args, jit_kwargs):
                 assert float_workspace_buffer.dtype == torch.uint8 and backend == "fa2"
@@ -152,7 +156,8 @@ class Attention:
         self, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len,
         bmm1_scale=1.0, bmm2_scale=1.0, window_left=-1, out=None, sinks=None, kv_layout="NHD",
     ):  # fmt: skip
-        """flashinfer/decode.py: takes the address of the queries and ignores their stride."""
+        """Call XQA as flashinfer/decode.py does: with the address of the queries, ignoring their
+        strides."""
         assert out is None and bmm2_scale == 1.0 and block_tables.is_contiguous()
         self.queries.append(query)
         self.caches.append(kv_cache)
@@ -173,13 +178,14 @@ class Attention:
 
 
 def tokens(pages: Tensor, chosen: Tensor, layout: str) -> Tensor:
-    """Return [T, Hkv, D] of the chosen pages."""
+    """Return the tokens [T, Hkv, D] of the chosen cache pages."""
     part = pages[chosen]
     return (part.transpose(1, 2) if layout == "HND" else part).flatten(0, 1)
 
 
 def write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """vLLM's reshape_and_cache_flash with scales of one: it uses only the stride of a token."""
+    """Write to an FP8 cache like vLLM's reshape_and_cache_flash with scales of one, which uses only
+    the stride of a token."""
     page = slots // keys.shape[1]
     offset = slots % keys.shape[1]
     for part, cache in ((k, keys), (v, values)):

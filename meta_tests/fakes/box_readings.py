@@ -1,4 +1,4 @@
-"""Readings of a box: a healthy GB10, with changed values."""
+"""Readings of a machine's state: those of a healthy GB10, with changed values."""
 
 from sm121.core import profile
 from sm121.machine.box import Device, Reading

@@ -38,7 +38,7 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def is_quiet(self) -> None:
-        """Require that the page had no error and sent no request."""
+        """Require that the page had no error and sent no request to the network."""
         assert self.complaints == []
         local = ("file:", "data:", "blob:")
         assert [url for url in self.requests if not url.startswith(local)] == []
@@ -78,8 +78,8 @@ def fits(page: Any) -> bool:
 
 
 def reached_by_tab(page: Any, presses: int) -> set[str]:
-    """Return the kinds of elements that the Tab key reaches after the skip link; check that each
-    shows its focus."""
+    """Return the kinds of elements that the Tab key reaches after the skip link, and check that
+    each of them shows its focus."""
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     reached = set()

@@ -22,7 +22,7 @@ HEADS = flashinfer_sinks.LayerSizes(query_heads=64, kv_heads=8, head=64)
 
 
 class Built(Exception):
-    """FlashInfer has built a module and would now load it."""
+    """Raised when FlashInfer has built a module and would load it next."""
 
 
 def load_nothing(path, *_arguments, **_keywords):

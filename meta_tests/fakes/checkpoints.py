@@ -1,4 +1,4 @@
-"""Public checkpoints without weights: real headers, in sparse files."""
+"""Public checkpoints without their weights. The files have the real headers and are sparse."""
 
 import json
 import math
@@ -48,7 +48,7 @@ class PublicCheckpoint:
         """Return a copy with changed tensors.
 
         Args:
-            change: Returns the replacements of a tensor, by its name and its entry.
+            change: Gets the name and the entry of a tensor, and returns its replacements.
         """
         tensors: dict[str, Entry] = {}
         for name, entry in self.tensors.items():
@@ -56,7 +56,7 @@ class PublicCheckpoint:
         return replace(self, tensors=tensors)
 
     def with_experts(self, experts: int) -> "PublicCheckpoint":
-        """Return a copy with the first experts of each layer.
+        """Return a copy with only the first experts of each layer.
 
         Args:
             experts: The number of experts.
@@ -70,7 +70,7 @@ class PublicCheckpoint:
         return self.with_tensors(change)
 
     def with_layers(self, layers: int) -> "PublicCheckpoint":
-        """Return a copy with the first layers, and those of its drafter.
+        """Return a copy with only the first layers of the model and of its drafter.
 
         Args:
             layers: The number of layers.
@@ -153,7 +153,7 @@ def size_of(entry: Entry) -> int:
 
 
 def write_header(path: Path, tensors: dict[str, Entry]) -> None:
-    """Write a file of safetensors whose weights are a hole with the right length.
+    """Write a safetensors file in which a hole of the right length replaces the weights.
 
     Args:
         path: The file.

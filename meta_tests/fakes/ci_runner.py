@@ -1,8 +1,8 @@
 """Run the examples of docs/ci on this machine.
 
-`Scripts` runs an example up to the commands of the suite; `Runner` also runs these, on the stand-in
-for a GB10. The PATH contains stand-ins: a docker that runs the script on this machine, a git that
-clones this checkout, and a pip that installs nothing.
+`Scripts` runs an example up to the commands of the suite. `Runner` also runs these commands, on a
+simulated GB10. The PATH contains replacements for three programs: a docker that runs the script on
+this machine, a git that clones this checkout, and a pip that installs nothing.
 """
 
 import json
@@ -68,7 +68,7 @@ elif sys.argv[1] != "config":
 
 @dataclass(frozen=True)
 class Image:
-    """The result of the job that builds an image, and of the Spark's job after it."""
+    """The result of the job that builds an image, and of the job on the Spark that follows."""
 
     is_started: bool
     status: int
@@ -81,8 +81,10 @@ class Image:
 
 
 class Scripts:
-    """A CI machine with a folder for each job. The commands of the suite are printed and pass.
-    `texts`: the examples, in place of those of docs/ci."""
+    """A CI machine with a folder for each job, on which the commands of the suite are only printed
+    and always pass.
+
+    `texts` are examples that replace those of docs/ci."""
 
     def __init__(self, folder: Path, **texts: str) -> None:
         self.folder = folder
@@ -132,8 +134,8 @@ class Scripts:
         return done.returncode, done.stdout
 
     def run(self, example: str, event: str) -> tuple[int, str, str]:
-        """Run the Spark's job on an event; return its status, its output, and the summary of the
-        job (GitLab has none)."""
+        """Run the job on the Spark for an event, and return its status, its output, and its
+        summary. GitLab has no summary."""
         self.jobs += 1
         folder = self.folder / f"job-{self.jobs}"
         (folder / "change").mkdir(parents=True)
@@ -172,12 +174,13 @@ class Scripts:
 
     @property
     def summary(self) -> str:
-        """The summary of the action's last job."""
+        """The job summary of the action's last run."""
         return (self.folder / "summary.md").read_text("utf-8")
 
     def image(self, example: str, build: str) -> Image:
-        """Run the job that builds an image, with this value of BUILD; return what the Spark's job
-        then starts with."""
+        """Run the job that builds an image, with this value of BUILD.
+
+        Return what the job on the Spark gets from it."""
         loaded = yaml.safe_load(self.texts[example])
         return (self._image_of_gitlab if example == "gitlab" else self._image_of_github)(
             loaded, build
@@ -239,8 +242,9 @@ class Scripts:
         )  # fmt: skip
 
     def _gitlab(self, loaded: dict, event: str, folder: Path) -> tuple[int, str]:
-        """Run a job of GitLab. The history is in the folder that the comment on config.toml
-        mounts."""
+        """Run a job of GitLab.
+
+        The history is in the folder that a comment in config.toml says to mount."""
         pipeline = _PIPELINES[event] | {"CI_DEFAULT_BRANCH": "main"}
         rules = {name: _rule(loaded[name]["rules"], pipeline) for name in ("spark", "certificate")}
         ((name, rule),) = [(name, rule) for name, rule in rules.items() if rule is not None]
@@ -252,7 +256,7 @@ class Scripts:
 
 
 class Runner(Scripts):
-    """CI jobs with the suite, on the stand-in for a GB10."""
+    """CI jobs with the suite, on a simulated GB10."""
 
     def __init__(self, folder: Path, behind: Behind) -> None:
         super().__init__(folder)
@@ -293,8 +297,10 @@ class Runner(Scripts):
 
 
 class Answers(JsonHandler):
-    """The server behind the stand-in: the two answers that the smoke level requests, and the text
-    of a stream after `wait_s`."""
+    """The server behind the simulated GB10.
+
+    It sends the two answers that the smoke level requests, and the text of a stream after `wait_s`
+    seconds."""
 
     wait_s = 0.2
 
@@ -322,7 +328,7 @@ class Answers(JsonHandler):
 
 
 def _named(variables: Mapping[str, str]) -> dict[str, str]:
-    """Replace variables of GitLab that are named in values by their values."""
+    """Replace the names of GitLab's variables in values by the variables' values."""
 
     def value(match: re.Match[str]) -> str:
         return str(variables.get(match[1], match[0]))
@@ -362,5 +368,5 @@ def expression(
 
 
 def _starts(words: list[str]) -> str:
-    """Write a program that starts another program with these arguments."""
+    """Write a program that starts another program with the given arguments."""
     return f"import os, sys\nos.execv({words[0]!r}, {words!r} + sys.argv[1:])"

@@ -54,7 +54,7 @@ def write(
         experts: The kernels of the experts' products, a key of `EXPERTS`.
         steps: The number of decode steps.
         layers: The number of layers of a step.
-        host_us: The time of each step without a running kernel, in microseconds.
+        host_us: The time of each step in which no kernel runs, in microseconds.
         slower: The factor on the time of the experts' products.
         only: The name of the only kernel that takes ten times as long.
         step_tokens: The number of tokens that a step computes: the model's own and the drafts.

@@ -1,5 +1,6 @@
-"""An engine whose start fails as vLLM's does if the GPU has too little memory: its core logs the
-reason, and the engine then kills the core."""
+"""An engine whose start fails in the way in which vLLM's fails if the GPU has too little memory.
+
+Its core logs the reason, and the engine then kills the core."""
 
 import sys
 from pathlib import Path

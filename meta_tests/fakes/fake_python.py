@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""A stand-in for the engine's interpreter: ``-m vllm...`` starts the stress server, or the file of
-this folder that SM121_META_SERVER names. All other arguments go to the real interpreter,
-SM121_META_PYTHON."""
+"""A replacement for the engine's interpreter.
+
+With ``-m vllm...``, it starts the stress server, or the file of this folder that SM121_META_SERVER
+names. All other arguments are passed to the real interpreter, SM121_META_PYTHON."""
 
 import os
 import sys

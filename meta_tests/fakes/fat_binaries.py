@@ -30,7 +30,7 @@ def fatbin(*entries: bytes) -> bytes:
 
 
 def library(path: Path, *entries: bytes) -> Path:
-    """Return a shared library with device code, as far as the reader uses it."""
+    """Return a shared library with device code. It has only the parts that the suite reads."""
     host = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 3, 62) + bytes(4096)
     path.write_bytes(host + (fatbin(*entries) if entries else b"") + bytes(512))
     return path

@@ -1,4 +1,4 @@
-"""An engine of the name vLLM that starts a server with a known fault."""
+"""An engine with the name vLLM that starts a server with a known fault."""
 
 from meta_tests.fakes.two_ranks import TwoRanks
 from meta_tests.folders import FAKES
@@ -6,7 +6,7 @@ from sm121.core.configuration import ServerConfiguration
 
 
 class FaultEngine(TwoRanks):
-    """Starts ``fault_server.py`` with that program's arguments."""
+    """Starts ``fault_server.py`` with the arguments of that program."""
 
     name = "vllm"
     reserved_arguments: tuple[str, ...] = ("--port",)

@@ -37,7 +37,7 @@ def _same(content: Any) -> Any:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, and the test that must fail on it."""
+    """A fault, and the test that must fail because of it."""
 
     name: str
     caught_by: str
@@ -69,7 +69,7 @@ PARTS["tool_call.function"] = lambda change: PARTS["tool_call"](lambda c: change
 
 
 def _edit(row: Json) -> Callable[[Json], Json]:
-    """Change the fields of an object in place, as a row says."""
+    """Change the fields of an object in place, as a row of the data file describes."""
     limits = {"most": min, "least": max}
 
     def change(part: Json) -> Json:
@@ -102,8 +102,10 @@ def _edit(row: Json) -> Callable[[Json], Json]:
 
 
 def _meant(term: Any) -> Any:
-    """Return the value of a term of a row: a function for its name, the result of a call for a
-    list, otherwise the term."""
+    """Return the value of a term of a row.
+
+    A name stands for a function, a list for the result of a call. Any other term is a value itself.
+    """
     if isinstance(term, list):
         function, *arguments = map(_meant, term)
         return function(*arguments)
@@ -132,8 +134,9 @@ LIES = {fault.name: fault for fault in faults_of(DATA / "lies.toml")}
 
 
 class FaultProxy:
-    """Forwards to ``upstream``, with a fault that can be switched. `key`: the real server's key,
-    for the fault that lets every client in."""
+    """Forwards requests to ``upstream``, with a fault that can be switched.
+
+    `key` is the real server's key, for the fault that accepts every client."""
 
     def __init__(self, upstream: str, fault: Fault, key: str, http: httpx.Client) -> None:
         self._upstream = upstream
@@ -156,13 +159,13 @@ class FaultProxy:
                 yield proxy
 
     def switch(self, fault: Fault) -> None:
-        """Inject another fault from now on."""
+        """Replace the fault from now on."""
         self.errors.clear()
         self._fault = fault
         self._exchange = fault.exchange() if fault.exchange else None
 
     def answer(self, request: Request) -> Answer:
-        """Return the client's answer."""
+        """Return the answer for the client."""
         exchange = self._exchange
         answer = exchange(request, self._forward) if exchange else self._forward(request)
         status = self._fault.status(request.path)
@@ -181,7 +184,7 @@ class FaultProxy:
         return replace(answer, content=changed.encode())
 
     def _ask(self, request: Request) -> Answer:
-        """Return the answer of the server behind the proxy."""
+        """Request the answer of the server behind the proxy."""
         key = f"Bearer {self._key}" if request.key is None else request.key
         headers = {"Content-Type": "application/json", "Authorization": key}
         url = self._upstream + request.path
@@ -190,7 +193,10 @@ class FaultProxy:
 
 
 def broken(fault: Fault, path: str, kind: str, content: str) -> str:
-    """Return an answer with a fault; the same text if the fault does not change it."""
+    """Return an answer with a fault.
+
+    If the fault does not change the answer, return the same text.
+    """
     if "event-stream" in kind:
         hooks = {COMPLETIONS: fault.stream, CHAT: fault.deltas, RESPONSES: fault.events}
         same = hooks[path] is _same or _stream(content, _same) == _stream(content, hooks[path])

@@ -111,7 +111,7 @@ def start_up(fault: str) -> None:
 
 
 def work(compiler: str, seconds: int) -> None:
-    """Run a process with this name for this time."""
+    """Run a process with this name for this many seconds."""
     program = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / compiler
     program.parent.mkdir(parents=True, exist_ok=True)
     program.unlink(missing_ok=True)
@@ -120,7 +120,8 @@ def work(compiler: str, seconds: int) -> None:
 
 
 def build(seconds: int) -> None:
-    """Write what FlashInfer writes into its cache while ninja compiles, one file per second."""
+    """Write the files that FlashInfer writes into its cache while ninja compiles, one file per
+    second."""
     base = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
     folder = base / "0.7.2" / "121a" / "cached_ops" / "fused_moe_120"
     compiled(folder, folder.name, seconds, lambda: work("ninja", 1))

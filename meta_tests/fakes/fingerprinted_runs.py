@@ -18,7 +18,7 @@ ASKED = Fingerprint(
 
 
 def run(**changed: Any) -> VerdictFile:
-    """Return a judged run with one kernel test."""
+    """Return a judged run that has one kernel test."""
     fingerprint = ASKED.model_copy(update=changed.pop("asked", {}))
     fields: dict[str, Any] = {
         "arch": "sm121", "profile": "gb10", "started": "2026-11-20T10:00:00+00:00",

@@ -26,7 +26,8 @@ from sm121.kernels import flashinfer_provider, torch_provider
 BLOCK = 32
 TILE = 128
 BLOCKS = 4
-"""Elements a scale; rows and scales of a tile of scales."""
+"""The number of elements per scale; the number of rows, and of scales in a row, of a tile of
+scales."""
 GARBAGE = 0x5A
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -50,7 +51,7 @@ class Emulation:
 
     @functools.cached_property
     def core(self) -> ModuleType:
-        """The MXFP4 build's function: the tiles depend on the number of tokens."""
+        """The function of the MXFP4 build, in which the tile depends on the number of tokens."""
         core = ModuleType("flashinfer.fused_moe.core")
         core.select_tile_mn_for_sm120 = lambda tokens: (64 if tokens < 64 else 128, 128)
         return core
@@ -229,8 +230,9 @@ class Emulation:
         return self.from_tiles(input_sf, rows, blocks)
 
     def expanded(self, q: Tensor, scales: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return an expert's own rows and their scales, padded with garbage to whole tiles
-        (expandInputRowsKernel does not write the padding of N)."""
+        """Return an expert's rows and their scales, padded with garbage to whole tiles.
+
+        FlashInfer's expandInputRowsKernel does not write the padding of N."""
         rows = up_to(len(tokens), TILE)
         values = torch.full((rows, q.shape[1]), GARBAGE, dtype=torch.uint8).view(q.dtype)
         values[: len(tokens)] = q[tokens]
@@ -268,8 +270,10 @@ class Emulation:
     def finalize(
         self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
     ) -> Tensor:
-        """Add the experts' outputs, which have the type of the output, in float32, in a separate
-        kernel (finalizeMoeRoutingKernel), as the default tactic does."""
+        """Add the experts' outputs in float32, in a separate kernel (finalizeMoeRoutingKernel), as
+        the default tactic does.
+
+        The outputs of the experts already have the type of the sum."""
         each = results.bfloat16().float()
         if biases is not None:
             each = each + biases[ids.long()].float()
@@ -278,8 +282,10 @@ class Emulation:
     def fused_finalize(
         self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
     ) -> Tensor:
-        """Add bias and share in float32 in the second product's epilogue, one expert after the
-        other by atomics of the output's type (sm90_visitor_scatter.hpp), as some tactics do."""
+        """Add bias and share in float32 in the epilogue of the second product, as some tactics do.
+
+        The experts' outputs are added one after the other, by atomics of the output's type
+        (sm90_visitor_scatter.hpp)."""
         each = results if biases is None else results + biases[ids.long()].float()
         out = torch.zeros(len(results), results.shape[2], dtype=torch.bfloat16)
         for rank in range(ids.shape[1]):
@@ -313,7 +319,7 @@ class Emulation:
 
 
 class _Emulated:
-    """A provider's own code on the CPU, with the emulation as FlashInfer."""
+    """The code of a real provider on the CPU, with the emulation in place of FlashInfer."""
 
     device = "cpu"
 

@@ -24,9 +24,11 @@ def _forking(method: str | None = None) -> multiprocessing.context.BaseContext:
 
 
 def _leave_the_server_alone() -> None:
-    """Close the server's port and event loop in a child process, which a new interpreter would not
-    have: the port of a dead API server must be free while its engine core lives, and a signal must
-    reach one process only."""
+    """Close the server's port and event loop in a forked child, because a new interpreter would not
+    have them.
+
+    The port of a dead API server must be free while its engine core lives, and a signal must reach
+    only one process."""
     signal.set_wakeup_fd(-1)
     with Path(os.devnull).open() as nowhere:
         for entry in list(Path("/proc/self/fd").iterdir()):

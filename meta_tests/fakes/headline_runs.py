@@ -8,7 +8,7 @@ from sm121.run.verdict_file import ChangeReport, EngineReport, MetricReport, Tes
 
 
 def run_of(*tests: TestReport, **fields: Any) -> VerdictFile:
-    """Return a finished, judged run of these tests."""
+    """Return a finished and judged run that contains these tests."""
     engine = EngineReport(name="vllm", version="0.32.0", managed=True, model="m", startup_s=1.0)
     engine.path.attention = engine.path.moe = "X"
     file = VerdictFile(**{

@@ -1,4 +1,4 @@
-"""Files that pip and FlashInfer install, as far as the suite reads them."""
+"""Write the files that pip and FlashInfer install, with the content that the suite reads."""
 
 import time
 from collections.abc import Callable
@@ -6,8 +6,9 @@ from pathlib import Path
 
 
 def dist_info(site: Path, name: str, version: str, package: str | None = None) -> None:
-    """Write a package as pip does: its name, its version, and its first file. `package`: the import
-    name, if it differs."""
+    """Write a package as pip does: its name, its version, and its first file.
+
+    `package` is the import name, if it differs from the name."""
     module = package or name.replace("-", "_")
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
@@ -19,8 +20,9 @@ def dist_info(site: Path, name: str, version: str, package: str | None = None) -
 def compiled(
     folder: Path, name: str, files: int, work: Callable[[], object] = lambda: time.sleep(1)
 ) -> None:
-    """Write FlashInfer's module into its cache as ninja does: one file per second; at once if the
-    module exists already."""
+    """Write FlashInfer's module into its cache as ninja does, one file per second.
+
+    If the module exists already, all files are written at once."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.so").exists():
         return

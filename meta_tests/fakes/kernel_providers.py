@@ -22,7 +22,7 @@ class Slow(TorchProvider):
 
 
 class Steady(TorchProvider):
-    """Takes the same time for each call of its experts."""
+    """A provider whose experts take the same time in each call."""
 
     seconds = 0.4
 
@@ -34,13 +34,13 @@ class Steady(TorchProvider):
 
 
 class Slower(Steady):
-    """Is 15 % slower."""
+    """A provider that is 15 % slower."""
 
     seconds = 0.46
 
 
 class Tuned(TorchProvider):
-    """Has several tactics, each with its own fault."""
+    """A provider with several tactics, each with its own fault."""
 
     tactic = "right"
 
@@ -61,7 +61,8 @@ class Tuned(TorchProvider):
 
 
 class Faulty(TorchProvider):
-    """Aborts, faults the device or ends its process, depending on the number of tokens."""
+    """A provider that aborts, causes a device fault or ends its process, depending on the number of
+    tokens."""
 
     def route(self, logits, k):
         if len(logits) == 1:

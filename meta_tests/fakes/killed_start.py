@@ -1,5 +1,6 @@
 """An engine whose start is ended by a signal without a log line, as by the OOM killer.
-SM121_META_SIGNAL is the number."""
+
+SM121_META_SIGNAL is the number of the signal."""
 
 import os
 

@@ -22,7 +22,7 @@ class JsonHandler(BaseHTTPRequestHandler):
         return json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
 
     def say(self, answer: object, status: int = 200, kind: str = "application/json") -> None:
-        """Answer with JSON, or with a text or bytes as they are."""
+        """Answer with JSON, or send a text or bytes unchanged."""
         text = answer if isinstance(answer, str | bytes) else json.dumps(answer)
         content = text.encode() if isinstance(text, str) else text
         self.send_response(status)
@@ -32,7 +32,7 @@ class JsonHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def completion(self, text: str, prompt: int, tokens: int, **fields: object) -> dict:
-        """Return an answer of /v1/completions that ends at its limit, with its usage."""
+        """Return an answer of /v1/completions that ends at the requested length, with its usage."""
         choice = {"index": 0, "text": text, "finish_reason": "length", "logprobs": None}
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
         usage["total_tokens"] = prompt + tokens
@@ -49,8 +49,9 @@ class _Server(ThreadingHTTPServer):
 def serving(
     handler: type[BaseHTTPRequestHandler], kind: type[socketserver.TCPServer] = _Server
 ) -> Iterator[str]:
-    """Start the server; yield its address. It also stops after an exception, because it would
-    otherwise run for ever."""
+    """Start the server, and yield its address.
+
+    The server also stops after an exception, because otherwise it would run for ever."""
     with kind(("127.0.0.1", 0), handler) as listening:
         loop = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         loop.start()

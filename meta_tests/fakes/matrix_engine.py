@@ -30,7 +30,9 @@ _CAPITALS = {"France is": " Paris", "Japan is": " Tokyo", "Italy is": " Rome"}
 
 
 def active(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the faults whose flags are all given: kind -> its flags."""
+    """Return the faults whose flags are all given.
+
+    The keys are the kinds, the values are the flags."""
     flags_of = {word.lstrip("-") for word in arguments}
     planted = {}
     for word in os.environ.get(FAULTS, "").split():
@@ -83,7 +85,8 @@ if __name__ != "__main__":
 
 
 def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
-    """Return the right continuation: of a text by the text, of ids by the ids."""
+    """Return the ids of the right continuation: that of a text for a text, and that of token ids
+    for token ids."""
     words = prompt if isinstance(prompt, list) else [int(b) for b in str(prompt).encode()]
     ids = []
     state = hashlib.sha256(json.dumps(words).encode()).digest()

@@ -1,8 +1,8 @@
-"""Reports with numbers that were measured on GPUs, for pictures of pages.
+"""Write reports with numbers that were measured on GPUs, for pictures of pages.
 
 The rates are those of an H200 (docs/evidence/h200-120b-shape.log), and the published ones of a GB10
-(fixtures/references.toml). The rest of the run is constructed; what was not measured, such as
-requests, memory and history, is left out.
+(fixtures/references.toml). The rest of the run is constructed. Data that were not measured, such as
+requests, memory and history, are left out.
 """
 
 import itertools
@@ -40,7 +40,7 @@ _GATES = {gate.metric: gate for gate in profile.load("sm121-gpt-oss-120b").perfo
 
 
 def h200(start: int) -> dict[str, MetricReport]:
-    """Return the rates of the first or the second start on an H200, with their intervals."""
+    """Return the rates of the first or the second server start on an H200, with their intervals."""
     blocks = LOG.read_text("utf-8").split("verdict PASS")[1:]
     metrics = {}
     for name, *numbers in _RATE.findall(blocks[start]):
@@ -52,8 +52,8 @@ def h200(start: int) -> dict[str, MetricReport]:
 
 
 def published(engine: str) -> dict[str, MetricReport]:
-    """Return the published rates of an engine on a GB10, with an interval if a deviation was
-    published."""
+    """Return the published rates of an engine on a GB10, with an interval if the source states a
+    deviation."""
     (reference,) = (one for one in references.load().reference if one.name == engine)
     metrics = {}
     for name, value in reference.values.items():
@@ -118,7 +118,7 @@ def _of(run: VerdictFile, source: str) -> None:
 
 
 def _slower(run: VerdictFile, before: dict[str, MetricReport]) -> None:
-    """Make the published decode rate lower than required, and lower than the preceding one."""
+    """Make the published decode rate lower than required, and lower than that of the run before."""
     now = run.metrics["tg32@d0"].value
     earlier = before["tg32@d0"].value
     share = 1 - now / earlier
@@ -160,8 +160,10 @@ def _below(test: TestReport, value: float, limit: float) -> None:
 
 
 def ab(folder: Path) -> Path:
-    """Return the rates of two starts on an H200 as an A/B comparison of four constructed pairs: one
-    metric is undecided, none is worse."""
+    """Return the rates of two server starts on an H200 as an A/B comparison of four constructed
+    pairs.
+
+    One metric is undecided, and none is worse."""
     write("pass", folder)
     run = verdict_file.read(folder / "verdict.json")
     for test in run.tests:

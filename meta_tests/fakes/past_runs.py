@@ -1,4 +1,4 @@
-"""Stored runs that contain only what a test needs."""
+"""Create stored runs that contain only the fields that a test needs."""
 
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import EngineReport, VerdictFile

@@ -1,4 +1,4 @@
-"""Report directories of many runs with injected deviations."""
+"""Write the report directories of many runs, with injected deviations."""
 
 from pathlib import Path
 
@@ -23,8 +23,10 @@ def base(folder: Path) -> VerdictFile:
 
 
 def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) -> Path:
-    """Write runs of machines, each a dict of ``slow`` (a factor on its times), ``red`` (ids of
-    failed checks) and ``build`` (of the engine). The noise between runs is 0.5 %."""
+    """Write the runs of several machines.
+
+    Each machine is a dict of ``slow`` (a factor on its times), ``red`` (ids of failed checks) and
+    ``build`` (the engine's build). The noise between runs is 0.5 %."""
     random = np.random.default_rng(seed)
     for number, (unit, runs) in enumerate(machines.items()):
         for nth, planted in enumerate(runs):
@@ -74,8 +76,9 @@ def healthy(count: int) -> list[dict]:
 
 
 def sixty(run: VerdictFile, folder: Path) -> Path:
-    """Write 60 runs of two machines: one is 5 % slower, builds from the 21st run on are slower, and
-    one check is flaky."""
+    """Write 60 runs of two machines.
+
+    One machine is 5 % slower, builds from the 21st run on are slower, and one check is flaky."""
     runs = healthy(30)
     for number in range(4, 10):
         runs[number] = {"build": 4, "red": [CHECK] if number in (4, 9) else []}

@@ -1,5 +1,5 @@
-"""The suite's numbers for a server of known rate, and the numbers of `sm121.clock` for the same
-answers."""
+"""Compute the suite's numbers for a server of known rate, and the numbers of `sm121.clock` for the
+same answers."""
 
 import json
 import pickle
@@ -35,7 +35,7 @@ METRICS = [
 
 
 class Recorded(timed_process.TimedProcess):
-    """The suite's client, which stores its batches."""
+    """The suite's client, which additionally stores its batches."""
 
     batches: ClassVar[list] = []
 
@@ -46,7 +46,10 @@ class Recorded(timed_process.TimedProcess):
 
 
 def numbers_of_the_suite(url: str, folder: Path) -> dict[str, Measurement]:
-    """Measure a server as the performance level does; the answers are in `Recorded.batches`."""
+    """Measure a server as the performance level does.
+
+    The answers are stored in `Recorded.batches`.
+    """
     plan = Plan(PROMPT, TOKENS, (0,), Measuring(rounds=ROUNDS))
     endpoint = Endpoint(url, "none", "gpt-oss-120b")
     Recorded.batches = []
@@ -62,7 +65,7 @@ def numbers_of_the_suite(url: str, folder: Path) -> dict[str, Measurement]:
 
 
 def digits(measured: Mapping[str, Measurement]) -> dict[str, Any]:
-    """Return the numbers as the clock's script prints them."""
+    """Return the numbers in the form in which the script of `sm121.clock` prints them."""
     shown = {}
     for name, each in measured.items():
         shown[name] = {
@@ -79,7 +82,7 @@ def digits(measured: Mapping[str, Measurement]) -> dict[str, Any]:
 def digits_of_the_clock(
     python: Sequence[str | Path], url: str, folder: Path, **options: Any
 ) -> dict[str, Any]:
-    """Let `clock.measure` read the recorded answers in another interpreter."""
+    """Let `sm121.clock.measure` read the recorded answers in another interpreter."""
     recorded = folder / "recorded.pickle"
     recorded.write_bytes(pickle.dumps(Recorded.batches))
     script = folder / "clock_of_recorded_batches.py"

@@ -5,7 +5,7 @@ TEST = "tests/test_smoke.py::test_health"
 
 
 def refused(run_pytest, *arguments: str) -> str:
-    """Return the line with which a run is refused."""
+    """Return the line with which pytest refuses a run."""
     status, run = run_pytest(*arguments, TEST)
     lines = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
     assert status == USAGE_ERROR, run.output

@@ -1,5 +1,6 @@
-"""Constructed report directories with everything that a report must show. No number was measured,
-and the engine's version of each says so."""
+"""Write constructed report directories that contain everything that a report must show.
+
+No number was measured; the engine's version says so in each of them."""
 
 import itertools
 import json
@@ -57,13 +58,13 @@ def _metrics(decode: float, prefill: float, verdict: Verdict) -> dict[str, Metri
 
 
 def _rate(value: float, low: float, high: float, **limits: float | None) -> MetricReport:
-    """Return a rate with its interval, given as fractions of the rate."""
+    """Return a rate with its interval. The bounds are fractions of the rate."""
     fields = {"value": value, "ci_low": value * low, "ci_high": value * high}
     return MetricReport(**_DATA["rate"] | fields | limits)
 
 
 def _base(verdict: Verdict, decode: float) -> VerdictFile:
-    """Return a passed run of an invented machine; INVALID: with Marlin."""
+    """Return a passed run of an invented machine; for INVALID, the run uses Marlin."""
     run = VerdictFile.model_validate(_DATA["run"])
     run.metrics = _metrics(decode, 5140.0, verdict)
     run.box.reason = None
@@ -86,7 +87,7 @@ def _base(verdict: Verdict, decode: float) -> VerdictFile:
 
 
 def on_marlin(run: VerdictFile, *, native_fp4: bool | None) -> None:
-    """Let the experts of a run use Marlin."""
+    """Change a run so that its experts use Marlin."""
     run.engine.path.moe = "MARLIN"
     run.engine.path.native_fp4 = native_fp4
     run.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
@@ -141,7 +142,7 @@ def _bad(
 
 
 def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
-    """Let the server die in the stress level, so that the later tests did not run."""
+    """Change a run so that the server dies in the stress level, and the later tests do not run."""
     run.engine.path.failure = "illegal_memory_access"
     run.engine.path.evidence["failure"] = "CUDA error: an illegal memory access was encountered"
     for test in run.tests:
@@ -160,7 +161,7 @@ def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
 
 
 def _hostile(run: VerdictFile, contents: Details) -> None:
-    """Put hostile texts into everything that a model, a log or a name can contain."""
+    """Put hostile texts into every field that a model, a log or a name can fill."""
     run.engine.model = run.engine.path.evidence["moe"] = contents.command = HOSTILE
     run.unproven = [HOSTILE]
     run.remarks = [HOSTILE]
@@ -211,8 +212,9 @@ def write(kind: str, directory: Path) -> Path:
 
 
 def _records(directory: Path, decode: float, error: str | None) -> None:
-    """Write the requests of two cells; one of the first cell has pauses, and one fails if an error
-    is given."""
+    """Write the requests of two cells.
+
+    One request of the first cell has pauses, and one fails if an error is given."""
     chance = random.Random(7)
     (directory / "records").mkdir(exist_ok=True)
     for name, streams in (("d0-c1", 1), ("d4096-c4", 4)):

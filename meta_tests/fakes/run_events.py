@@ -1,4 +1,4 @@
-"""Stand-ins for a run that receives events, without a report directory."""
+"""Replacements for a run that receive events, without a report directory."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,9 @@ def new_file(**fields: Any) -> VerdictFile:
 
 
 def stand_in(**members: Any) -> Any:
-    """Return a stand-in for a run. Each member is set on the part of `Run` that has it."""
+    """Return a replacement for a run.
+
+    Each member is set on the part of `Run` that has a field of this name."""
     run = SimpleNamespace(**{part: SimpleNamespace() for part in _PARTS})
     run.servers.crashed = 0
     give(run, **members)
@@ -29,7 +31,7 @@ def stand_in(**members: Any) -> Any:
 
 
 def give(run: Any, **members: Any) -> None:
-    """Set members of a stand-in, each on the part of `Run` that has it."""
+    """Set members of a replaced run, each on the part of `Run` that has a field of this name."""
     for name, member in members.items():
         owner = run
         for part, names in _PARTS.items():
@@ -39,7 +41,7 @@ def give(run: Any, **members: Any) -> None:
 
 
 def with_events(run: Any) -> Any:
-    """Add `emit` and a ledger to a stand-in for a run, on its ``file``."""
+    """Add `emit` and a ledger for its ``file`` to a replaced run."""
     record = run.record
     if isinstance(record.file, SimpleNamespace) and not hasattr(record.file, "tests"):
         record.file.tests = []

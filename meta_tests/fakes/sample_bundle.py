@@ -1,4 +1,4 @@
-"""Store a crash bundle as a sample without names of this machine."""
+"""Store a crash bundle as a sample, without names of this machine."""
 
 import os
 import pwd
@@ -17,7 +17,7 @@ _ROOT = str(ROOT)
 
 
 def keep(bundle: Path, target: Path) -> None:
-    """Copy a bundle, with paths of this machine replaced by words."""
+    """Copy a bundle, and replace the paths of this machine by words."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for file in sorted(bundle.iterdir()):
@@ -32,7 +32,7 @@ def keep(bundle: Path, target: Path) -> None:
 
 
 def neutral(text: str) -> str:
-    """Return a text without paths and names of this machine."""
+    """Return a text in which paths and names of this machine are replaced."""
     for path in sorted({sys.prefix, sys.base_prefix, *_environments()}, key=len, reverse=True):
         text = text.replace(path, "ENVIRONMENT")
     text = text.replace(_ROOT, "SUITE")

@@ -1,6 +1,8 @@
-"""A scripted engine for `/v1/completions`: correct, correct with the different tokens of an engine
-under load, or with one known fault. Its tokens are bytes. In one position of 32, two tokens are
-almost equally likely; under load the engine chooses the second one."""
+"""A scripted engine for `/v1/completions`.
+
+It is correct, or correct with the different tokens of an engine under load, or has one known fault.
+Its tokens are bytes. At one of 32 positions, two tokens are almost equally likely; under load, the
+engine chooses the second one."""
 
 import hashlib
 import json
@@ -45,8 +47,9 @@ def likeliest(before: bytes) -> list[tuple[int, float]]:
 
 
 def answer(prompt: bytes, tokens: int, *, together: bool) -> Json:
-    """Return the answer of a correct engine; one of many concurrent requests gets the second of
-    equally likely tokens."""
+    """Return the answer of a correct engine.
+
+    One of many concurrent requests gets the second of two equally likely tokens."""
     ids: list[int] = []
     tops = []
     for _ in range(tokens):
@@ -75,7 +78,9 @@ def _wire(prompt: bytes, answered: Json) -> Json:
 
 @contextmanager
 def scripted(broken: Break | None = None, *, context: int = 131_072) -> Iterator[Server]:
-    """Serve on a loopback port until the block ends. An answer ends at the end of the context."""
+    """Serve on a loopback port until the block ends.
+
+    An answer ends at the latest when the context is full."""
 
     class Handler(JsonHandler):
         running = 0

@@ -20,7 +20,7 @@ _CALL = "-> "
 
 
 def script_of(section: Section, answers: Mapping[str, Sequence[ScriptedAnswer]]) -> Script:
-    """Return a script that answers each question with its answers, one after the other.
+    """Return a script that gives the answers of each question one after the other.
 
     Args:
         section: The questions.
@@ -42,8 +42,7 @@ def script_of(section: Section, answers: Mapping[str, Sequence[ScriptedAnswer]])
 def reader(
     request: Json, document: Document, forgets: Callable[[str], str] = lambda text: text
 ) -> ScriptedAnswer:
-    """Return a script that reads the document, without the parts that it forgets, and answers from
-    it."""
+    """Return a script that answers from a document, without the parts that it is to forget."""
     text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
     values = {
         needle.id: needle.text.rstrip(".").rpartition(" ")[2]
@@ -83,9 +82,11 @@ def scripted(
     prompt_tokens: Callable[[str], int] = lambda text: len(re.findall(r"\S+", text)),
     requests: list[Json] | None = None,
 ) -> Iterator[Endpoint]:
-    """Serve the answers of a script. `finish`: the finish_reason of all answers; `context`: the
-    longest sequence in the list of models; `prompt_tokens`: the usage of a prompt; `requests`: a
-    list that records the requests."""
+    """Serve the answers of a script.
+
+    `finish` is the finish_reason of all answers, `context` the longest sequence in the list of
+    models, `prompt_tokens` the usage of a prompt, and `requests` a list that records the requests.
+    """
 
     class Handler(JsonHandler):
         def do_GET(self) -> None:

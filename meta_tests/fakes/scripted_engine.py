@@ -40,7 +40,9 @@ START = (DATA / "texts" / "start-of-vllm.log").read_text("utf-8")
 
 
 def lines_of_a_start(at: float | None = None, **fields: object) -> str:
-    """Return the log of a start at some time (default: now). `fields`: changed values."""
+    """Return the log of a start at the given time (default: now).
+
+    `fields` contains changed values."""
     moment = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
     usual = {"version": "0.32.0", "model": MODEL, "path": "/models/canary", "port": 8000}
     usual |= {"attention": "CPU_ATTN", "pid": os.getpid()}
@@ -66,7 +68,7 @@ class Handler(JsonHandler):
         return self.options.server_header
 
     def forwards(self, content: bytes | None = None) -> bool:
-        """Return whether a page is withheld, or another server's answer is forwarded."""
+        """Return whether an endpoint is not served, or another server's answer is forwarded."""
         if urlsplit(self.path).path in self.options.hides:
             self.say({"detail": "Not Found"}, 404)
             return True

@@ -1,5 +1,6 @@
-"""A scripted engine that samples, for `/v1/completions`: a known distribution, and the sampling
-parameters in vLLM's documented order. A fault changes the parameters."""
+"""A scripted engine for `/v1/completions` that samples from a known distribution.
+
+It applies the sampling parameters in vLLM's documented order. A fault changes the parameters."""
 
 import json
 import threading
@@ -26,12 +27,14 @@ _STEP = 2**-5
 
 
 def ids(text: str) -> list[int]:
-    """Return the ids of a text; a word is a token."""
+    """Return the ids of a text, in which each word is a token."""
     return [zlib.crc32(word.encode()) % VOCABULARY for word in text.split()]
 
 
 def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
-    """Return the logits of the next token; some tokens are common, such as those of the prompt."""
+    """Return the logits of the next token.
+
+    Some tokens are likelier than others, for example those of the prompt."""
     seed = zlib.crc32(repr((prompt, output)).encode())
     common = np.random.default_rng(1).normal(3.0, _SPREAD / 2**0.5, VOCABULARY)
     common[[*prompt]] += 2.0
@@ -40,8 +43,9 @@ def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
 
 
 def probabilities(prompt: tuple[int, ...], output: tuple[int, ...], body: Json) -> np.ndarray:
-    """Return the distribution after the parameters of a request. `drafted`: the parameters of all
-    tokens but the first."""
+    """Return the distribution after applying the parameters of a request.
+
+    `drafted` contains the parameters for all tokens except the first."""
     body = body | body.get("drafted", {}) if output else body
     values = logits(prompt, output)
     if body.get("allowed_token_ids"):
@@ -131,7 +135,7 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
 
 
 def chat(body: Json, generator: np.random.Generator) -> Json:
-    """Return the JSON of a chat. vLLM lists as many log-probabilities as requested."""
+    """Return the JSON of a chat. Like vLLM, it lists as many log-probabilities as requested."""
     text = body["messages"][-1]["content"]
     listed = body.get("top_logprobs", 0)
     whole = answer({**body, "prompt": text}, generator)
@@ -153,7 +157,7 @@ def chat(body: Json, generator: np.random.Generator) -> Json:
 
 
 def _stream(whole: Json) -> str:
-    """Return an answer as chunks: the text, the usage, the end."""
+    """Return an answer as chunks: the text, the usage, and the end."""
     (choice,) = whole["choices"]
     if message := choice.pop("message", None):
         choice["delta"] = {"role": "assistant", "content": message["content"]}

@@ -1,4 +1,4 @@
-"""Sessions of a script on the scripted engine, which the suite or a test starts."""
+"""Script sessions on the scripted engine, which is started by the suite or by a test."""
 
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ def script(
     attached: GivenServer | None = None,
     model: str | None = None,
 ) -> Outcome:
-    """Open a session of a script on the scripted engine, with all checks passed so far."""
+    """Open a script session on the scripted engine, in which all checks have passed so far."""
     chosen = Settings(
         target=GivenTarget(profile=profile.load("cpu-tiny-gpt-oss"), model=model),
         attached=attached,
@@ -64,7 +64,7 @@ def scripted(kit: Kit, doing: Doing, arguments: str = "") -> Outcome:
 
 
 def tell(session: Session, do: str, configuration: str | None = None) -> None:
-    """Send a command to the server of a configuration, and wait until it is done."""
+    """Send a command to the server of a configuration, and wait until it is executed."""
     with session.run.server(configuration).endpoint.http() as http:
         http.get(f"/meta?{do}")
     time.sleep(1.0)
@@ -83,7 +83,7 @@ def run_of_pytest(kit: Kit, do: str, *tests: str) -> Outcome:
 
 @contextlib.contextmanager
 def attached_engine(log: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Start the scripted engine by hand; yield its address and its process."""
+    """Start the scripted engine without the suite, and yield its address and its process."""
     port = log.with_suffix(".port")
     port.unlink(missing_ok=True)
     with log.open("a") as stream:

@@ -1,4 +1,5 @@
-"""The fault, timed and stress servers in their own processes, until a block ends."""
+"""Start the fault server, the timed server and the stress server as processes that run until a
+block ends."""
 
 import json
 import os
@@ -20,7 +21,7 @@ from sm121.engines.ports import free_port
 
 @dataclass
 class FaultServer:
-    """A running fault server, and its address."""
+    """A running fault server with its address."""
 
     process: subprocess.Popen[str]
     base_url: str
@@ -34,14 +35,14 @@ class FaultServer:
 
 @dataclass
 class TimedServer:
-    """A running timed server, its address, and its log of sent chunks."""
+    """A running timed server with its address and the log of the chunks that it has sent."""
 
     process: subprocess.Popen[str]
     base_url: str
     log: Path
 
     def truth(self) -> list[dict[str, Any]]:
-        """Return a record for each completed request, in the order of arrival."""
+        """Return a record for each completed request, in the order of arrival at the server."""
         records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
         return sorted(records, key=lambda record: record["received_ns"])
 
@@ -52,14 +53,15 @@ def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
 
 
 def executable(file: Path, script: str) -> Path:
-    """Write a shell script that can be executed."""
+    """Write a shell script, and make it executable."""
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     return file
 
 
 def matrix_profile(folder: Path, more: str = "") -> Path:
-    """Write the profile of ``matrix_engine.py``, with an invented checkpoint and further lines."""
+    """Write the profile of ``matrix_engine.py``, with an invented checkpoint and additional
+    lines."""
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(exist_ok=True)
     (checkpoint / "config.json").write_text("{}")
@@ -72,7 +74,7 @@ def matrix_profile(folder: Path, more: str = "") -> Path:
 
 
 def matrix_variables(faults: str) -> dict[str, str]:
-    """Return the variables of a run with that engine and these faults."""
+    """Return the variables of a run with ``matrix_engine.py`` and these faults."""
     return {"MATRIX_FAULTS": faults}
 
 
@@ -86,8 +88,9 @@ def git(folder: Path, *words: str) -> str:
 
 @contextmanager
 def program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> Iterator[subprocess.Popen]:
-    """Start a program of ``data/texts/`` in its own process, with pipes. `before`: words before its
-    command."""
+    """Start a program of ``data/texts/`` in its own process, with pipes.
+
+    `before` contains words that precede the command."""
     command = [*before, sys.executable, "-c", text_file(name), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -99,14 +102,14 @@ def program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> Iterato
 
 @contextmanager
 def fault_server(fault: str = "none", key: str = "meta-key") -> Iterator[FaultServer]:
-    """Start ``fault_server.py`` with a fault; without a key if it is empty."""
+    """Start ``fault_server.py`` with a fault. If the key is empty, the server requires none."""
     with _listening("fault_server.py", "--port", "0", "--fault", fault, key=key) as (process, url):
         yield FaultServer(process, url, key)
 
 
 @contextmanager
 def timed_server(log: Path, *arguments: str) -> Iterator[TimedServer]:
-    """Start ``timed_server.py``, which logs to ``log`` what it sends."""
+    """Start ``timed_server.py``, which logs the chunks that it sends to ``log``."""
     with _listening("timed_server.py", "--log", str(log), *arguments) as (process, url):
         yield TimedServer(process, url, log)
 

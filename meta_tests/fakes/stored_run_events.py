@@ -1,4 +1,4 @@
-"""The events that a stored run may consist of, and a check of a run's events."""
+"""Create events of which a stored run may consist, and check the events of a run."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from sm121.run.verdict_file import ShardTest, VerdictFile
 
 
 def events_of(file: VerdictFile) -> list[Event]:
-    """Return events that give a verdict file."""
+    """Return events from which the given verdict file is computed."""
     emitted: list[Event] = [
         events.Opened(
             arch=file.arch,
@@ -53,7 +53,7 @@ def events_of(file: VerdictFile) -> list[Event]:
 
 
 def require_same(report: Path) -> None:
-    """Check that the events of a finished run give its verdict.json, byte for byte."""
+    """Check that the events of a finished run result in its verdict.json, byte for byte."""
     stream = report / events.NAME
     written = report / verdict_file.NAME
     if not stream.is_file() or not written.is_file():

@@ -1,5 +1,6 @@
-"""A server that looks like vLLM to the stress level, with known faults: an answer is a function of
-its prompt.
+"""A server with known faults that the stress level takes for vLLM.
+
+Each answer is a function of its prompt.
 
 ``fake_python.py`` starts it in place of the engine. SM121_META_FAULT names the fault, which begins
 at the generating request number FAULT_AT.
@@ -132,8 +133,9 @@ def ids_of(prompt: Any) -> list[int]:
 
 
 def answer_of(ids: list[int], tokens: int) -> list[int]:
-    """Return the answer to a prompt. If the prompt contains the beginning of an answer, it
-    continues in the same way."""
+    """Return the answer to a prompt.
+
+    If the prompt contains the beginning of an answer, the rest of that answer follows."""
     state = zlib.crc32(bytes(json.dumps(ids)[1:-1] + ", ", "ascii"))
     answer: list[int] = []
     for _ in range(tokens):
@@ -220,7 +222,9 @@ class Server(VllmPages):
                     state.stale_requests += 1
 
     def neighbour(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request whose answer a request gets; for two choices, the second one."""
+        """Return the request whose answer a request gets by mistake.
+
+        With two choices, it is the second request."""
         state = self.state
         kind = path.removeprefix("/v1/")
         kind = "two" if body.get("n") == 2 else "choice" if "structured_outputs" in body else kind
@@ -318,7 +322,7 @@ class Server(VllmPages):
         return response
 
     def changes(self, body: dict[str, Any], number: int) -> list[int]:
-        """Return what the parameters of a request add to the input of its answer."""
+        """Return the text that the parameters of a request add to the input of its answer."""
         fault = self.state.fault
         forgotten = fault.removeprefix("forgets-") if number > FORGETS_AT else ""
         changes = {k: body[k] for k in CHANGES if k in body and k != forgotten}
@@ -338,14 +342,15 @@ class Server(VllmPages):
         return answer
 
     def join(self, prompt: int) -> None:
-        """Count a prompt that joins decoding requests."""
+        """Count a prompt that arrives while other requests decode."""
         if (harm := self.harm(prompt)) == "dies":
             die(f"    entry.cudagraph.replay()\n{ILLEGAL}")
         if harm:
             self.state.harmed |= self.state.decoding
 
     def harm(self, prompt: int) -> str:
-        """Return how a prompt of this length harms the decoding requests; "" if it does not."""
+        """Return the harm that a prompt of this length does to the decoding requests; "" if it does
+        none."""
         row = JOINED.get(self.state.fault, {"decoding": [], "harm": ""})
         least, most = row.get("prompt", (0, MAX_LENGTH))
         joins = len(self.state.decoding) in row["decoding"] and least <= prompt <= most

@@ -1,6 +1,7 @@
-"""The events that `timed_server.py` sends, their delays, and its tokens. Each token depends on
-those before it. At one position of 64, two tokens are equally likely, and the first one is
-generated."""
+"""The events that `timed_server.py` sends, their delays, and its tokens.
+
+Each token depends on those before it. At one of 64 positions, two tokens are equally likely, and
+the first one is generated."""
 
 import itertools
 import json
@@ -29,8 +30,8 @@ Event = tuple[int | None, bytes, int]
 
 
 def bundled(events: list[Event], burst: int) -> list[Event]:
-    """Hold events back and send them together: this many at a time after the first, or all of
-    them."""
+    """Hold events back and send several together: after the first event, the given number at a
+    time, or all of them."""
     if burst == 1:
         return events
     first, rest = (events[:1], events[1:]) if burst else ([], events)
@@ -42,8 +43,9 @@ def bundled(events: list[Event], burst: int) -> list[Event]:
 
 
 def late(events: list[Event], first: int, leak: float) -> list[Event]:
-    """Send the first event not before its time, and the following ones as soon as possible: at
-    once, or after gaps that are shortened to a share."""
+    """Send the first event not before the given time, and the next ones earlier than usual.
+
+    They follow at once, or after gaps that are shortened by a factor."""
     made: list[Event] = []
     sent = first
     before = events[0][0] or 0
@@ -73,8 +75,9 @@ def ids_of(prompt: list[int] | str) -> list[int]:
 def generated(
     prompt: list[int], *, second: bool = False, below: int = VOCABULARY
 ) -> Iterator[Place]:
-    """Return the continuation of a prompt: ids below a number. `second`: choose the second of two
-    equally likely tokens."""
+    """Return the continuation of a prompt, with ids below a given number.
+
+    With `second`, the second of two equally likely tokens is chosen."""
     state = 1
     for token in prompt:
         state = (state * _FACTOR + token + 1) % _STATES
@@ -90,8 +93,10 @@ def generated(
 def answer(
     lie: str, prompt: list[int], body: dict[str, Any], count: int, below: int = VOCABULARY
 ) -> list[Place]:
-    """Return this many tokens. `lie`: the fault of timed requests, or of all requests with the
-    prefix ``always-``; ``ties``: a timed request gets the second of equally likely tokens."""
+    """Return the given number of tokens.
+
+    `lie` is the fault of timed requests; with the prefix ``always-``, it affects all requests. With
+    ``ties``, a timed request gets the second of two equally likely tokens."""
     timed = bool(body.get("stream")) and body.get("logprobs") is None
     kind = lie.removeprefix("always-")
     if not timed and (kind == lie or (kind == "ends" and not body.get("ignore_eos"))):
@@ -110,7 +115,8 @@ def answer(
 
 
 def log_probabilities(steps: list[Place], body: dict[str, Any]) -> dict[str, Any] | None:
-    """Return log-probabilities as in /v1/completions; None if they were not requested."""
+    """Return log-probabilities in the form of /v1/completions; None if the request did not ask for
+    them."""
     if not isinstance(body.get("logprobs"), int):
         return None
     tops = [{f"token_id:{a}": p, f"token_id:{b}": q} for a, b, p, q in steps]
@@ -120,7 +126,8 @@ def log_probabilities(steps: list[Place], body: dict[str, Any]) -> dict[str, Any
 
 
 async def out_of_vocabulary(request: web.Request, token: int) -> web.StreamResponse:
-    """Refuse an id as vLLM refuses a streamed request: in an event, with status 200."""
+    """Refuse an id outside of the vocabulary as vLLM refuses a streamed request: in an event, with
+    status 200."""
     error = {"message": f"Token id {token} is out of vocabulary", "code": 400}
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)

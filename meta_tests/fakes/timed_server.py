@@ -1,6 +1,6 @@
-"""An OpenAI-compatible streaming server with known timing: ``timed_server.py --port N --rate 52``.
+"""An OpenAI-compatible streaming server with known timing (``timed_server.py --port N --rate 52``).
 
-``--log FILE`` has each chunk's sending time (CLOCK_MONOTONIC, ns); ``POST /admin`` changes `Pace`.
+``--log FILE`` records when chunks were sent (CLOCK_MONOTONIC, ns); ``POST /admin`` changes `Pace`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Share = tuple[float, list[int], str]
 
 
 class Pace(SimpleNamespace):
-    """The server's behaviour: the fields of ``data/pace.toml``, which explains them."""
+    """The server's behaviour. ``data/pace.toml`` contains and explains the fields."""
 
     def __init__(self, **changes: Any) -> None:
         unknown = changes.keys() - DEFAULTS.keys()
@@ -57,7 +57,7 @@ class Pace(SimpleNamespace):
         super().__init__(**DEFAULTS | changes)
 
     def but(self, **changes: Any) -> Pace:
-        """Return a copy with other values of some fields."""
+        """Return a copy in which some fields have other values."""
         return Pace(**vars(self) | changes)
 
 
@@ -65,7 +65,7 @@ _BEGAN = time.time()
 
 
 class TimedServer(VllmPages):
-    """The state of one server: its pace and its counters."""
+    """The state of a timed server: its pace and its counters."""
 
     release, owner = "0.0-timed", "meta"
     #: Generated ids are below this number.
@@ -97,7 +97,7 @@ class TimedServer(VllmPages):
         return app
 
     async def book(self, _request: web.Request) -> web.Response:
-        """Return a text for clients that make their prompts from one."""
+        """Return a text for clients that create their prompts from a text."""
         words = (f"w{self.random.randrange(VOCABULARY)}" for _ in range(20_000))
         return web.Response(text=" ".join(words))
 
@@ -117,7 +117,7 @@ class TimedServer(VllmPages):
         return await request.json()
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """Return the tokens of a text; a word is a token."""
+        """Return the tokens of a text, in which each word is a token."""
         body = await self.of_tokens(request)
         text = body.get("prompt") or " ".join(m["content"] for m in body.get("messages", []))
         ids, context = ids_of(text), self.pace.context
@@ -307,7 +307,7 @@ class TimedServer(VllmPages):
         self, body: dict[str, Any], plan: Plan, steps: list[Place], prompt_tokens: int, chat: bool,
         pace: Pace,
     ) -> list[Event]:  # fmt: skip
-        """Prepare all events before the first one is due."""
+        """Prepare all events of an answer before the first one is due."""
         ids = [step[0] for step in steps]
         options = body.get("stream_options") or {}
         usage = options.get("include_usage") and pace.final_usage
@@ -395,7 +395,7 @@ class TimedServer(VllmPages):
 
 @dataclass
 class Plan:
-    """When each token of a request is due, in nanoseconds after the request was received."""
+    """The time at which each token is due, in nanoseconds after the request was received."""
 
     tokens: int
     at: list[int]
@@ -421,13 +421,13 @@ def _size(pace: Pace, plan: Plan, done: int, chunk: int) -> int:
 
 
 def _held(events: list[Event], plan: Plan, tokens: int) -> list[Event]:
-    """Return events, none of which is sent before this many tokens exist."""
+    """Hold events back until this many tokens exist."""
     until = plan.at[min(tokens, plan.tokens) - 1] if tokens else 0
     return [(max(due or 0, until), payload, count) for due, payload, count in events]
 
 
 def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
-    """Adapt the plan to the continuation: random tokens, or a text with drafts."""
+    """Adapt the plan to the continuation, which is random tokens or a text with drafts."""
     last = ids_of(prompt)[-50:]
     turn = sum(last) % max(len(pace.steps), 1)
     rate = pace.rate * (pace.random_faster if max(last) > 10_000 else 1.0)
@@ -435,7 +435,7 @@ def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
 
 
 def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float]:
-    """Return when each token exists if several are generated in one step."""
+    """Return when each token exists, if each step generates several tokens."""
     sizes = [int(digit) for digit in pace.steps]
     each_s, at = sum(sizes) / len(sizes) / rate, [first_s]
     for size in itertools.islice(itertools.cycle(sizes), tokens):
@@ -447,7 +447,7 @@ def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float
 
 
 async def _until(deadline: int) -> None:
-    """Wait for a time of CLOCK_MONOTONIC: sleep first, spin at the end."""
+    """Wait until a time of CLOCK_MONOTONIC: sleep first, and spin at the end."""
     remaining = deadline - time.monotonic_ns()
     if remaining > SPIN_NS:
         await asyncio.sleep((remaining - SPIN_NS) / 1e9)

@@ -1,7 +1,9 @@
-"""Two ranks that need each other, without an engine: rank 0 answers HTTP, and each token needs an
-echo of rank 1. ``/health`` is always 200. On SIGUSR1, rank 1 hangs. As a program it stands for a
-node's Python (``two_ranks.py -m sm121.engines.node_agent``); SM121_META_NODE may change its
-machine."""
+"""Two ranks that need each other, without an engine.
+
+Rank 0 answers HTTP requests, and needs an echo from rank 1 for each token. ``/health`` always
+returns 200. On SIGUSR1, rank 1 hangs. As a program, this file replaces a node's Python
+(``two_ranks.py -m sm121.engines.node_agent``). The file that SM121_META_NODE names may change the
+node's machine."""
 
 import argparse
 import contextlib
@@ -27,7 +29,7 @@ COMMAND = (sys.executable, str(Path(__file__)))
 
 
 class TwoRanks:
-    """The engine."""
+    """The engine with two ranks."""
 
     name = "two-ranks"
     reserved_arguments: tuple[str, ...] = ()

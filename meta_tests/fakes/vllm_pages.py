@@ -1,11 +1,12 @@
-"""vLLM's pages, for all test servers that run on aiohttp."""
+"""vLLM's HTTP endpoints, for all test servers that run on aiohttp."""
 
 from aiohttp import web
 
 
 class VllmPages:
-    """A healthy server with a version and a model. A subclass has ``metrics``, and ``complete``,
-    which generates."""
+    """A healthy server with a version and a model.
+
+    A subclass has the methods ``metrics`` and ``complete``, which generates the answers."""
 
     release = "0.32.0"
     owner = "vllm"

@@ -37,7 +37,7 @@ NOT_ASKED = ("SM121_", "PYTEST_", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 class WarmRun:
-    """A forked run: the part of `subprocess.Popen` that the tests use."""
+    """A forked run, with the methods of `subprocess.Popen` that the tests use."""
 
     def __init__(self, template: "WarmPytest", pid: int) -> None:
         self._template = template
@@ -52,8 +52,9 @@ class WarmRun:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired if it has not ended after
-        ``timeout_s``."""
+        """Wait for the end of the run.
+
+        Raises subprocess.TimeoutExpired if the run has not ended after ``timeout_s`` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.returncode is None:
             remaining = None if deadline is None else deadline - time.monotonic()
@@ -67,7 +68,7 @@ class Template:
     """The process that forks runs. It lives until `close`, or until this process ends."""
 
     def __init__(self, root: Path, environment: Mapping[str, str] = os.environ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             root: Its working directory.
@@ -113,8 +114,9 @@ class WarmPytest:
         *,
         folder: Path | None = None,
     ) -> WarmRun:
-        """Fork a run that writes to ``output``, in its own session. ``folder``: its working
-        directory, by default the template's."""
+        """Fork a run in its own session, which writes to ``output``.
+
+        ``folder`` is its working directory, by default that of the template."""
         request = {
             "arguments": arguments,
             "output": str(output),
@@ -128,7 +130,7 @@ class WarmPytest:
         return WarmRun(self, self._begun.pop())
 
     def read(self, timeout_s: float | None) -> None:
-        """Read lines from the template, if any arrive within ``timeout_s``."""
+        """Read lines from the template, if any arrive within ``timeout_s`` seconds."""
         self._socket.settimeout(timeout_s)
         try:
             received = self._socket.recv(65536)
@@ -148,8 +150,10 @@ class WarmPytest:
 
 
 def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a fork uses these variables as a new interpreter would. xdist keeps the search
-    path of its import, and its workers get that one."""
+    """Return whether a fork uses these variables in the same way as a new interpreter would.
+
+    xdist stores the import path when it is imported, and passes this path to its workers. A run
+    with workers therefore cannot set PYTHONPATH."""
     workers = any(argument.startswith(("-n", "--tx")) for argument in arguments)
     return not any(
         name.startswith(READ_AT_THE_START) and (workers or name != "PYTHONPATH")
@@ -170,7 +174,7 @@ class _Forked:
 
 
 def _serve(listener: socket.socket) -> dict[str, Any]:
-    """Fork a child for each request; return in the child, with its request."""
+    """Fork a child for each request. This function returns only in the child, with the request."""
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
@@ -200,14 +204,14 @@ def _serve(listener: socket.socket) -> dict[str, Any]:
 
 
 def _request(connection: socket.socket) -> dict[str, Any] | None:
-    """Return the request that arrives, or None at the end of the connection."""
+    """Return the next request, or None at the end of the connection."""
     with connection.makefile("rb") as lines:
         line = lines.readline()
     return json.loads(line) if line else None
 
 
 def _close_all(selector: selectors.BaseSelector) -> None:
-    """Close the template's connections and its descriptors of other runs in a child."""
+    """Close the template's connections, and its descriptors of other runs, in a child."""
     for key in selector.get_map().values():
         if isinstance(key.fileobj, socket.socket):
             key.fileobj.close()
@@ -220,7 +224,7 @@ def _say(connection: socket.socket, content: dict[str, Any]) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Run as ``python -m pytest`` with the arguments of a request."""
+    """Run like ``python -m pytest``, with the arguments of a request."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -240,7 +244,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _kept(folder: Path, question: object, answer: Callable[[], Any]) -> Any:
-    """Return the answer to a question, from its file; the first who asks computes and keeps it."""
+    """Return the stored answer to a question. The first run that asks computes and stores it."""
     asked = json.dumps(question, sort_keys=True)
     file = folder / hashlib.sha256(asked.encode()).hexdigest()
     if not file.is_file():
@@ -285,8 +289,8 @@ def _remember_answers(folder: Path) -> None:
 
 
 def _remember_the_commit() -> None:
-    """Let runs share the commit of this checkout, for which pytest-benchmark starts seven processes
-    at the start of each run."""
+    """Store the commit of this checkout for all runs. pytest-benchmark would start seven processes
+    in each run to find it."""
     utils = importlib.import_module("pytest_benchmark.utils")
     of_project = functools.cache(utils.get_commit_info)
 
@@ -299,8 +303,9 @@ def _remember_the_commit() -> None:
 
 
 def _remember_the_processor(folder: Path) -> None:
-    """Let runs share pytest-benchmark's description of the processor, which takes 1 s of CPU at the
-    end of each run that saves or compares."""
+    """Store pytest-benchmark's description of the processor for all runs.
+
+    It takes 1 s of CPU time at the end of each run that saves or compares."""
     plugin = importlib.import_module("pytest_benchmark.plugin")
     described = _kept(folder, "processor", plugin.get_cpu_info)
 
@@ -311,8 +316,10 @@ def _remember_the_processor(folder: Path) -> None:
 
 
 def _remember_packages() -> None:
-    """Let runs share what the installed packages contain: pytest reads the entry points of all
-    packages three times at the start of each run. Nothing is installed here while tests run."""
+    """Store the contents of the installed packages for all runs.
+
+    pytest reads the entry points of all packages three times at the start of each run. Nothing is
+    installed here while tests run."""
     distribution = importlib.metadata.PathDistribution
     installed = (sys.prefix, str(Path.cwd()))
     known: dict[tuple[str, str], Any] = {}
@@ -339,8 +346,9 @@ def _remember_packages() -> None:
 
 
 def _remember_arrays(folder: Path) -> None:
-    """Let runs share the covering arrays of the matrix: each run that collects the matrix computes
-    24."""
+    """Store the covering arrays of the matrix for all runs.
+
+    Each run that collects the matrix computes 24 of them."""
     covertable = importlib.import_module("covertable")
     make = covertable.make
 
@@ -351,7 +359,9 @@ def _remember_arrays(folder: Path) -> None:
 
 
 def _load_data() -> None:
-    """Load the data files that most runs read; a second call of these functions reads no file."""
+    """Load the data files that most runs read.
+
+    A second call of the same functions then reads no file."""
     for module, function, *arguments in (
         ("sm121.answers.prompts", "continuations"),
         ("sm121.answers.prompts", "questions"),
@@ -400,7 +410,8 @@ class _Imports:
 
 
 def _compile_templates() -> None:
-    """Compile the templates that every run fills, because compiling takes longer than filling."""
+    """Compile the templates that every run fills, because compiling takes longer than filling
+    them."""
     page = importlib.import_module("sm121.report.page").environment()
     plain = importlib.import_module("sm121.report.summary").plain
     junit = importlib.import_module("sm121.report.junit")

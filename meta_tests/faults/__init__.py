@@ -1,1 +1,1 @@
-"""Catalogues of injected faults, and the tests that run them."""
+"""Injected faults, and the programs and tests that check whether each fault is detected."""

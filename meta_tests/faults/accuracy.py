@@ -82,7 +82,8 @@ def timed_server(*arguments: str) -> Iterator[servers.TimedServer]:
 
 
 def true_rate(record: dict[str, Any]) -> float:
-    """Return the tokens after the first chunk, divided by the time from it to the last chunk."""
+    """Return the true decode rate: the number of tokens after the first chunk, divided by the time
+    from the first to the last chunk."""
     sent = record["sent_ns"]
     after = sum(at > sent[0] for at in sent)
     return after / (sent[-1] - sent[0]) * 1e9 if after else 0.0
@@ -127,8 +128,9 @@ def measure_ours() -> list[dict[str, Any]]:
 
 
 def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the server's record of each answer, by the time of sending, for each group of
-    streams."""
+    """Return the server's record of each answer.
+
+    They are matched by the time of sending, in each group of streams."""
     order = sorted(range(len(answers)), key=lambda index: answers[index].chunks[-1].at_ns)
     ends = sorted(truth, key=lambda record: record["sent_ns"][-1])
     by_answer = dict(zip(order, ends, strict=True))
@@ -136,7 +138,7 @@ def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def measure_clean() -> dict[str, Any]:
-    """Measure correct servers with different timing; no number may be INVALID."""
+    """Measure correct servers with different timing. No number of them may be INVALID."""
     plan = Plan(256, (8, 32), (0,), Measuring(rounds=5, short_rounds=2))
     wrong = []
     worst = 0.0
@@ -159,7 +161,8 @@ def measure_clean() -> dict[str, Any]:
 
 
 def measure_gate() -> list[dict[str, Any]]:
-    """Return the decisions of the gate on real servers, 1 % above and below the threshold."""
+    """Return the decisions of a gate on real servers whose rates are 1 % above and below its
+    threshold."""
     rows = []
     for rate, right in GATE_RATES:
         with ThreadPoolExecutor(GATE_TOGETHER) as pool:
@@ -206,8 +209,8 @@ def our_cell(url: str, plan: Plan, rounds: int) -> MeasuredCell:
 
 
 def measure_speed() -> dict[str, float]:
-    """Return the wall seconds from the command to the verdict, with and without tg128, and
-    llama-benchy's."""
+    """Return how many seconds the command takes until its verdict, with and without tg128, and how
+    many llama-benchy takes."""
     _install("llama-benchy", "llama-benchy==0.4.0")
     seconds = {}
     options = ("--rate", "53", "--model", MODEL)
@@ -243,7 +246,7 @@ def measure_speed() -> dict[str, float]:
 
 @dataclass
 class ClientResult:
-    """A client's result for a server."""
+    """The result of one client for one server."""
 
     rate: float | None
     ttft_ms: float | None
@@ -337,7 +340,9 @@ CLIENTS: dict[str, Callable[[str, Path], ClientResult]] = {
 
 
 def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
-    """Run each client on each trap; without ``fresh``, only those that are not in the cache."""
+    """Run each client on each trap.
+
+    Without ``fresh``, only the clients that are not in the cache are run."""
     _install("llama-benchy", "llama-benchy==0.4.0")
     # guidellm only needs a data loader of torch. The CPU build has it, without gigabytes of CUDA
     # libraries.
@@ -367,7 +372,7 @@ def _install(name: str, *requirements: str) -> None:
 
 
 def _run(command: list[str], result: Path, *, offline: bool = True) -> dict[str, Any] | str:
-    """Return a client's output, or why it gave no number."""
+    """Return the output of a client, or the reason why it gave no number."""
     environment = {**os.environ, "OPENAI_API_KEY": "none"}
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
@@ -404,10 +409,11 @@ def _store(part: str, value: Any) -> None:
 
 
 def truth_of(trap: str, *, chat: bool = False) -> tuple[float, tuple[float, ...]]:
-    """Return the rate and the time to the first token that a client should find, by the engine's
-    tokens and not by the stream. With 3 tokens in the first chunk, that chunk is complete with its
-    last token. The first token and the first text are both right answers; in a chat the role is
-    sent alone, with the first token."""
+    """Return the rate and the time to the first token that a client should find.
+
+    They follow from the engine's tokens and not from the stream. If the first chunk has 3 tokens,
+    it is complete only with its last token. Both the time of the first token and that of the first
+    text count as right. In a chat, the role is sent alone, together with the first token."""
     bundled = {"three-tokens-a-chunk": 2, "first-chunk-of-8": 7, "no-ids-bundled": 7}
     if trap == "all-at-the-end":
         return RATE, (FIRST_MS + (TOKENS - 1) / RATE * 1e3,)

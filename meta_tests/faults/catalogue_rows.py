@@ -1,4 +1,5 @@
-"""Run a catalogue as tests, keep a row for each case, and fill its page of ``data/pages``."""
+"""Run a catalogue of faults as tests, store a row for each case, and write its page with a template
+of ``data/pages``."""
 
 import html
 import json
@@ -43,7 +44,7 @@ def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 def cell(text: str, most: int = 240) -> str:
-    """Return a text for a cell of a Markdown table, without folders of this machine."""
+    """Return a text for a cell of a Markdown table. Folders of this machine are removed."""
     text = _TEST_FOLDER.sub("", text).replace(f"{ROOT}/", "")
     return html.escape(text[:most], quote=False).replace("|", "\\|").replace("\n", " ")
 

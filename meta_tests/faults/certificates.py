@@ -23,7 +23,7 @@ PROFILE = DATA / "certifiable-cpu.toml"
 
 
 def with_levels(levels: list[str], folder: Path) -> Path:
-    """Return the profile, extended to certify these levels."""
+    """Return the profile with a certificate that requires these levels."""
     if not levels:
         return PROFILE
     file = folder / "profile.toml"
@@ -34,7 +34,7 @@ def with_levels(levels: list[str], folder: Path) -> Path:
 
 
 def certify(folder: Path, levels: list[str]) -> dict:
-    """Return verdict.json of a run in a folder; {} if none was written."""
+    """Return verdict.json of a run in a folder; an empty dict if none was written."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     profile = with_levels(levels, folder)
     with (folder / "output.txt").open("w") as output:
@@ -48,7 +48,7 @@ def certify(folder: Path, levels: list[str]) -> dict:
 
 
 def row(verdict: dict, began: str, took_s: float) -> dict:
-    """Return the stored data of a run."""
+    """Return the data of a run that are stored."""
     fingerprint = verdict.get("fingerprint") or {}
     return {
         "began": began,
@@ -62,7 +62,7 @@ def row(verdict: dict, began: str, took_s: float) -> dict:
 
 
 def line(number: int, run: dict) -> str:
-    """Return the printed line of a run."""
+    """Return the line that is printed for a run."""
     outcome = f"{run['verdict']:12} {run['took_s']:6} s"
     return f"{number:3} {run['began']} {outcome}  {run['commit']}  {run['reason']}"
 
@@ -85,7 +85,7 @@ def runs(number: int, folder: Path, levels: list[str], state: Path | None = None
 
 
 def known(state: Path) -> list[dict]:
-    """Return the stored runs."""
+    """Return the runs that are stored so far."""
     if not state.is_file():
         return []
     return [json.loads(text) for text in state.read_text("utf-8").splitlines()]

@@ -27,7 +27,9 @@ def assert_refused(model: type[BaseModel], text: str, expected: str) -> None:
 
 
 def with_mistake(model: type[BaseModel], right: str, old: str | None, new: str) -> str:
-    """Return a correct file with `new` in place of `old`, or at its end if `old` is None."""
+    """Return the text of a correct file in which `new` replaces `old`.
+
+    If `old` is None, `new` is appended."""
     data_file.parse(right, model, NAME)
     if old is None:
         return f"{right}\n{new}"

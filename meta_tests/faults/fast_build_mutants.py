@@ -1,5 +1,7 @@
-"""Wrong kernels of builds that round more than the checkpoint: dense MXFP4 layers, attention of an
-FP8 cache, and experts with E4M3 activations under scales of one. `kernel_mutants` registers them.
+"""Wrong kernels of builds that round more than the checkpoint. `kernel_mutants` registers them.
+
+They are dense MXFP4 layers, attention of an FP8 cache, and experts with E4M3 activations and scales
+of one.
 """
 
 from collections.abc import Callable
@@ -29,7 +31,7 @@ MUTANTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {}
 
 
 class W4a4(TorchProvider):
-    """`torch` with MXFP4 activations in dense layers."""
+    """The provider `torch` with MXFP4 activations in dense layers."""
 
     linear_activations = "mxfp4"
 
@@ -138,7 +140,7 @@ for fault, methods in {
 
 
 def on_cache(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Apply `change` to values in float32, then E4M3's own rounding."""
+    """Apply `change` to values in float32, and then round them to E4M3."""
     return {"cached": lambda _self, values: change(values.float()).to(values.dtype)}
 
 
@@ -163,7 +165,7 @@ Call = tuple[str, tuple, dict]
 
 
 def changed_calls(change: Callable[[str, tuple, dict], Call]) -> dict[str, Any]:
-    """Replace both operations, or their arguments and keywords."""
+    """Replace both attention operations, or their arguments and keyword arguments."""
 
     def operation(name: str) -> Callable[..., Tensor]:
         def operate(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
@@ -176,7 +178,7 @@ def changed_calls(change: Callable[[str, tuple, dict], Call]) -> dict[str, Any]:
 
 
 def one_part(part: int, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Apply `change` only to keys (0) or values (1), before they are cached."""
+    """Apply `change` only to keys (0) or only to values (1), before they are cached."""
 
     def changed(name: str, arguments: tuple, keywords: dict) -> Call:
         q, *inputs = arguments
@@ -191,7 +193,7 @@ def one_part(part: int, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
 
 
 def by_window(windowed: bool) -> dict[str, Any]:
-    """Use a cache in bfloat16 for layers with (or without) a window."""
+    """Use a bfloat16 cache for the layers with a window, or for the layers without one."""
 
     def changed(name: str, arguments: tuple, keywords: dict) -> Call:
         plain = (keywords["window"] is not None) is windowed

@@ -44,7 +44,7 @@ def usage(answer: Json, change: Callable[[Json], None]) -> Json:
 
 
 def one_token_less(request: Json) -> Json:
-    """End an answer early, as an engine does that ignores min_tokens and ignore_eos."""
+    """End an answer one token early, like an engine that ignores min_tokens and ignore_eos."""
     less = max(1, request.get("max_tokens", 16) - 1)
     short = {"max_tokens": less, "min_tokens": less}
     return request | short if request.get("ignore_eos") else request
@@ -92,7 +92,7 @@ def swap(chunks: list[Json], key: str) -> list[Json]:
 
 
 def merge(chunks: list[Json]) -> list[Json]:
-    """Put two tokens into a chunk that contains only the second id."""
+    """Put two tokens into one chunk that contains only the second id."""
     first, second = with_text(chunks)[1:3]
     second["choices"][0]["text"] = first["choices"][0]["text"] + second["choices"][0]["text"]
     chunks.remove(first)
@@ -107,7 +107,7 @@ def change(chunks: list[Json], number: int, change: Callable[[Json], Any]) -> li
 
 @in_two_steps
 def drop_where(chunks: list[Json], drops: Callable[[Json], bool]) -> list[Json]:
-    """Drop the second of the chunks for which ``drops`` is true."""
+    """Drop the second of those chunks for which ``drops`` is true."""
     hits = [n for n, chunk in enumerate(chunks) if drops(chunk)]
     return [chunk for n, chunk in enumerate(chunks) if n not in hits[1:2]]
 
@@ -161,7 +161,7 @@ def header_in_front(chunks: list[Json]) -> list[Json]:
 
 @in_two_steps
 def messages(request: Json, change: Callable[[list[Json]], list[Json]]) -> Json:
-    """Change a chat's messages on the way."""
+    """Change a chat's messages before they reach the server."""
     messages = request.get("messages")
     if not isinstance(messages, list):
         return request
@@ -195,7 +195,7 @@ def texts(message: Json, change: Callable[[str], str]) -> None:
 
 
 def schema_as_text(request: Json) -> Json:
-    """Put the schema in place of the instructions."""
+    """Put the schema of the answer in place of the instructions."""
     if not request.get("response_format"):
         return request
     schema = {"role": "system", "content": json.dumps(request["response_format"])}
@@ -204,14 +204,14 @@ def schema_as_text(request: Json) -> Json:
 
 @in_two_steps
 def items(request: Json, change: Callable[[list[Json]], list[Json]]) -> Json:
-    """Change the items of a request of the Responses API."""
+    """Change the input items of a request to the Responses API."""
     are_items = isinstance(request.get("input"), list)
     return {**request, "input": change(request["input"])} if are_items else request
 
 
 @in_two_steps
 def having(part: Json, key: str, change: Callable[[Json], Any]) -> None:
-    """Change each object that has this key."""
+    """Change each object that has the given key."""
     if part.get(key):
         change(part)
 

@@ -1,5 +1,6 @@
-"""Faults that need both the request and the answer; rows of ``data/protocol-faults.toml`` name them
-as their ``exchange``."""
+"""Faults that need both the request and the answer.
+
+Rows of ``data/protocol-faults.toml`` name them as ``exchange``."""
 
 import json
 import re
@@ -19,7 +20,7 @@ HANG_S = 30.0
 
 @dataclass(frozen=True)
 class Request:
-    """A client's request. ``body`` is None if it is no JSON object."""
+    """A client's request. ``body`` is None if it is not a JSON object."""
 
     method: str
     path: str
@@ -37,7 +38,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The returned answer. Without a status, the connection is dropped."""
+    """The answer for the client. If it has no status, the connection is dropped."""
 
     status: int | None
     content_type: str
@@ -49,7 +50,7 @@ Exchange = Callable[[Request, Forward], Answer]
 
 
 def each_fifth(change: Callable[[Json], Any]) -> Callable[[], Exchange]:
-    """An intermittent fault: it affects every fifth chat."""
+    """An intermittent fault, which affects every fifth chat."""
 
     def make() -> Exchange:
         count = 0
@@ -78,7 +79,7 @@ def plainly(hook: Exchange) -> Callable[[], Exchange]:
 
 
 def on_error(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
-    """Change an answer that refuses a request."""
+    """Change an answer with which the server refuses a request."""
 
     def hook(request: Request, forward: Forward) -> Answer:
         answer = forward(request)
@@ -89,8 +90,8 @@ def on_error(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange
 
 
 def on_odd_chats(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
-    """Change a chat that ignores its end, whose tokens are forced to be no harmony, or that has a
-    tool's result and no tools."""
+    """Change chats that ignore the end token, have forced tokens that are not harmony, or contain a
+    tool's result but no tools."""
 
     def hook(request: Request, forward: Forward) -> Answer:
         body = request.body or {}
@@ -117,7 +118,7 @@ def no_answer(_request: Request, _answer: Answer) -> Answer:
 
 
 def after_an_error(broken: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
-    """Behave in another way after the first refused request."""
+    """Behave differently after the first refused request."""
 
     def make() -> Exchange:
         refused = False
@@ -140,7 +141,7 @@ def any_key(request: Request, forward: Forward) -> Answer:
 
 
 def stale() -> Exchange:
-    """Give each completion the answer of the preceding one."""
+    """Give each completion the answer of the completion before it."""
     before: dict[str, Answer] = {}
 
     def hook(request: Request, forward: Forward) -> Answer:
@@ -155,8 +156,9 @@ def stale() -> Exchange:
 
 
 def empty_but_the_first() -> Exchange:
-    """Return the right first answer, and later only empty answers with counted tokens (vllm#31422:
-    gpt-oss on two GPUs)."""
+    """Return the right first answer, and later only empty answers whose tokens are counted.
+
+    This fault is vllm#31422: gpt-oss on two GPUs."""
     count = 0
 
     def hook(request: Request, forward: Forward) -> Answer:
@@ -201,7 +203,7 @@ def error_in_the_stream(request: Request, answer: Answer) -> Answer:
 
 
 def prompt_rewritten(change: Callable[[str], list[int]]) -> Callable[[], Exchange]:
-    """Give the model other tokens than those of the chat, and report those tokens."""
+    """Send other tokens than those of the chat to the model, and report these other tokens."""
 
     def hook(request: Request, forward: Forward) -> Answer:
         body = request.body
@@ -234,7 +236,7 @@ def another_date(text: str) -> list[int]:
 
 @plainly
 def says_other_ids(request: Request, forward: Forward) -> Answer:
-    """Drop the instructions, and report the ids and the usage of the chat with them."""
+    """Drop the instructions, but report the ids and the usage of the chat that has them."""
     body = request.body
     if request.path != CHAT or body is None or body.get("stream"):
         return forward(request)

@@ -1,4 +1,6 @@
-"""Compare runs of one engine, each with the preceding one: ``--against`` must find no difference.
+"""Compare runs of one engine with each other.
+
+``--against`` must find no difference between a run and the one before it.
 
 ``python -m meta_tests.faults.honest_pairs [--pairs 10] [--plan quick] [--output FILE]``:
 differences between two runs of one engine are noise, and users switch off a gate that reports them.
@@ -20,7 +22,7 @@ _HEAD = text_file("honest-pairs.md")
 
 
 def main() -> int:
-    """Run the pairs; the exit status is 1 if a run was called worse."""
+    """Run the pairs of runs. The exit status is 1 if a run was called worse."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--plan", default="quick")

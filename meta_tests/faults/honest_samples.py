@@ -37,7 +37,7 @@ SEPARATOR = "|---|---|---:|---|---|---:|"
 
 
 def failures(server: Server, seed: int) -> list[str]:
-    """Return the failures of a round of tests."""
+    """Return the failures of one round of the sampling tests."""
     can = detect(server)
     texts = []
     if can.version is None:
@@ -77,7 +77,7 @@ def started(configuration: str) -> Iterator[Server]:
 
 
 def row_of_rounds(name: str, server: Server, most: int, minutes: float) -> tuple[str, bool]:
-    """Run the rounds; return a row of the page, and whether all passed."""
+    """Run all rounds. Return a row of the page, and whether all rounds passed."""
     began = time.monotonic()
     seconds = list[float]()
     red = 0
@@ -99,7 +99,7 @@ def row_of_rounds(name: str, server: Server, most: int, minutes: float) -> tuple
 
 
 def main() -> int:
-    """Run the rounds; the exit status is 1 if one failed."""
+    """Run all rounds. The exit status is 1 if a round failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?", default="float32")
     parser.add_argument("--rounds", type=int, default=20)

@@ -1,5 +1,6 @@
-"""Wrong kernels: the provider `torch` with one injected fault, and the table of the cases that
-detect it.
+"""Wrong kernels, and the table of the cases that detect them.
+
+Each is the provider `torch` with one injected fault.
 
 `python -m meta_tests.faults.kernel_mutants` runs every mutant against every group of cases of its
 operations, and writes docs/tables/kernel-mutants.md.
@@ -110,7 +111,8 @@ for group, where_wrong, first in (("decode", "for B > 16", 16), ("prefill", "abo
 
 
 class _Stale(TorchProvider):
-    """Keeps an output per shape, and returns the preceding one."""
+    """A provider that stores an output for each shape, and returns the output of the call
+    before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,8 +247,8 @@ def swiglu(
     gate: Callable[..., Tensor] = above, up: Callable[..., Tensor] = both,
     inner: Callable[..., Tensor] = as_it_is, beta: float = 1.0,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """The activation with other limits: of the gate, of the up projection, and of the gate in the
-    sigmoid."""
+    """The SwiGLU activation with other limits: of the gate, of the up projection, and of the gate
+    in the sigmoid."""
 
     def activation(_self: Any, t: Tensor, alpha: float, limit: float) -> Tensor:
         gated = gate(t[:, 0::2], limit)
@@ -474,7 +476,7 @@ def kill(wrong: Mutant) -> Kill | None:
 
 
 def table() -> str:
-    """Return the catalogue as Markdown."""
+    """Return the table of all mutants in Markdown."""
     killed = {
         wrong.name: [k for g in wrong.groups if (k := first_kill(wrong.make(), g))]
         for wrong in EVERY

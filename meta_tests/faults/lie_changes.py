@@ -1,5 +1,6 @@
-"""The changes that the faults of ``data/lies.toml`` make, in addition to those of the proxy; many
-are intermittent."""
+"""The changes that the faults of ``data/lies.toml`` make, in addition to those of the proxy.
+
+Many of them are intermittent."""
 
 import json
 import threading
@@ -100,8 +101,7 @@ def reasoning_of_deltas(chunks: list[Json]) -> list[Json]:
 
 @dataclass
 class Traffic:
-    """The number and the kinds of earlier and running requests, and the latest answer of each
-    kind."""
+    """The numbers and kinds of earlier and running requests, and the latest answer of each kind."""
 
     requests: int = 0
     under_way: int = 0
@@ -115,8 +115,10 @@ Change = Callable[[Answer, Answer], Answer]
 
 
 def sometimes(when: When, change: Change, fields: Json | None = None) -> Callable[[], Exchange]:
-    """An intermittent fault: another answer, made from it and the latest one of its kind, or other
-    fields of the request; ``drop`` names a field that is dropped."""
+    """An intermittent fault that changes an answer or the fields of a request.
+
+    The new answer is made from the original one and the latest answer of the same kind. ``drop``
+    names a field that is dropped."""
 
     def make() -> Exchange:
         traffic = Traffic()
@@ -165,7 +167,7 @@ def failing(status: int) -> Change:
 
 
 def exchanged(old: str, new: str) -> Change:
-    """Replace a text anywhere in an answer."""
+    """Replace a text in any place of an answer."""
     return lambda answer, _before: replace(
         answer, content=answer.content.replace(old.encode(), new.encode())
     )

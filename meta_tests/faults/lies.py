@@ -1,7 +1,8 @@
-"""Inject faults in pairs, and find out which tests of smoke, correctness and stress detect which.
+"""Inject faults in pairs, and find out which tests of smoke, correctness and stress detect which
+fault.
 
-The clean twin runs first, and the requests of each test are stored, so that it is known which tests
-a fault can affect. The table describes how pairs are run.
+All tests first run without a fault, and the requests of each test are stored, so that it is known
+which tests a fault can affect. The table describes how pairs are run.
 
     python -m meta_tests.faults.lies --seed 1 --output docs/tables/lies.md
 """
@@ -55,7 +56,7 @@ PLANTED = LIES | {n: f for n, f in SAMPLING.items() if not any(part in n for par
 
 
 def pairs(names: Sequence[str], seed: int) -> list[tuple[str, str]]:
-    """Return each name in a pair; an odd one is paired with the first."""
+    """Return the names in pairs. If their number is odd, the last one is paired with the first."""
     drawn = sorted(names)
     random.Random(seed).shuffle(drawn)
     return list(zip(drawn[::2], [*drawn[1::2], drawn[0]], strict=False))
@@ -63,14 +64,15 @@ def pairs(names: Sequence[str], seed: int) -> list[tuple[str, str]]:
 
 @dataclass
 class Twin:
-    """The clean run: the seconds of each passed test, and its requests with their answers."""
+    """The run without a fault: the duration of each passed test, and its requests with their
+    answers."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     exchanges: dict[str, list[tuple[str, Json, str, str]]] = field(default_factory=dict)
 
     def touched(self, lie: Fault) -> list[str]:
-        """Return the tests that the fault can affect: the one that its row names, then the
-        quickest."""
+        """Return the tests that the fault can affect: first the test that its row names, then the
+        quickest ones."""
 
         def rank(test: str) -> tuple[bool, float]:
             is_named = f"{test}[".partition("::")[2].startswith(lie.caught_by or "::")
@@ -79,7 +81,8 @@ class Twin:
         return sorted((test for test in self.seconds if self._touches(lie, test)), key=rank)
 
     def within(self, tests: Sequence[str], seconds: float) -> list[str]:
-        """Return the first tests that the clean run ran in this many seconds; at least one."""
+        """Return the first tests, as many as ran in the given number of seconds without a fault; at
+        least one."""
         spent = [*itertools.accumulate(self.seconds[test] for test in tests)]
         return [t for t, s in zip(tests, spent, strict=True) if t == tests[0] or s <= seconds]
 
@@ -93,9 +96,10 @@ class Twin:
 
 
 class Remembering(FaultProxy):
-    """Repeats the real server's answer to a request with only one right answer, under other ids, so
-    that a catalogue of many runs takes minutes. Of the stress level, only crowds are repeated. The
-    tests of the prefix cache reach the server each time, because they require a hit there."""
+    """Repeats the real server's answer to a request that has only one right answer, under new ids.
+
+    A catalogue of many runs thus takes minutes. Of the stress level, only crowds are repeated. The
+    tests of the prefix cache reach the server each time, because they require a cache hit."""
 
     answers: dict[str, Answer]
 
@@ -120,7 +124,7 @@ class Remembering(FaultProxy):
 
 
 class Recording(FaultProxy):
-    """Forwards to another proxy, and stores the requests and answers of each test."""
+    """Forwards requests to another proxy, and stores the requests and answers of each test."""
 
     inner: FaultProxy
     twin: Twin
@@ -143,9 +147,11 @@ def _test() -> str:
 
 @dataclass
 class Bench:
-    """A real server behind two proxies. `limits`: the seconds of the clean run whose tests run for
-    a pair, and for a fault that no test detected; `part`: the tests that take part; `options`:
-    options of each run. A later run continues from `state`."""
+    """A real server behind two proxies.
+
+    `limits` are two durations, which select tests by their time in the run without a fault: for a
+    pair, and for a fault that no test has detected. `part` contains the tests that take part, and
+    `options` the options of each run. A later run continues from `state`."""
 
     proxies: tuple[FaultProxy, FaultProxy]
     key: str
@@ -172,7 +178,7 @@ class Bench:
             yield bench
 
     def honest(self, expression: str) -> None:
-        """Run all tests without a fault; those that do not pass take no part."""
+        """Run all tests without a fault. Tests that do not pass take no part."""
         file = self.state / "twin.json"
         if file.is_file():
             for name, values in json.loads(file.read_text("utf-8")).items():
@@ -186,7 +192,8 @@ class Bench:
         file.write_text(json.dumps(vars(self.twin)), "utf-8")
 
     def fails(self, lies: Sequence[Fault], tests: Sequence[str], *options: str) -> dict[str, str]:
-        """Return the tests that fail with these faults and not without, with their messages."""
+        """Return the tests that fail with these faults and not without them, with their
+        messages."""
         verdicts = self._verdicts(lies, tests, *options) if tests else []
         failed = {test: message for test, verdict, message, _ in verdicts if verdict == "FAIL"}
         honest = self._verdicts((), [*failed]) if failed else []
@@ -206,8 +213,10 @@ class Bench:
         return [(*test, s) for test, s in zip(outcome.tests, outcome.each_s, strict=True)]
 
     def pair(self, names: tuple[str, str]) -> None:
-        """Run a pair, then each of both with the failed tests, and with other tests until one
-        detects it; store a row for each."""
+        """Run a pair, then each of both faults with the failed tests, and then with other tests
+        until one detects it.
+
+        A row for each fault is stored."""
         began = time.monotonic()
         before = self.results()
         lies = [PLANTED[name] for name in names]
@@ -238,7 +247,9 @@ class Bench:
             )
 
     def _until_noticed(self, lie: Fault, tests: Sequence[str], row: Json) -> None:
-        """Run the other tests, the quickest first, doubling the time of the selection."""
+        """Run the remaining tests, the quickest first.
+
+        The time of the selection is doubled each time."""
         while not self.done(row, tests):
             spent = sum(self.twin.seconds[test] for test in row["asked"])
             rest = [test for test in tests if test not in row["asked"]]
@@ -247,13 +258,13 @@ class Bench:
             row["fails"] = self.fails([lie], more, "--maxfail=1")
 
     def done(self, row: Json, tests: Sequence[str]) -> bool:
-        """Return whether a fault was detected, or all allowed tests ran."""
+        """Return whether a fault was detected, or all allowed tests have run."""
         rest = [test for test in tests if test not in row["asked"]]
         spent = sum(self.twin.seconds[test] for test in row["asked"])
         return bool(row.get("fails") or not rest or spent > self.limits[1])
 
     def results(self) -> dict[str, Json]:
-        """Return the rows so far, by fault; another process may be writing one."""
+        """Return the rows so far; the keys are faults. Another process may be writing a row."""
         file = self.state / "rows.jsonl"
         text = file.read_text("utf-8") if file.is_file() else ""
         lines = text.rpartition("\n")[0].splitlines()
@@ -261,8 +272,9 @@ class Bench:
 
 
 def merged(folders: Sequence[Path]) -> dict[str, Json]:
-    """Return the rows of several states, by fault: the last row that detected it, otherwise the
-    last."""
+    """Return the rows of several state files; the keys are faults.
+
+    The last row in which the fault was detected counts; if there is none, the last row."""
     rows: dict[str, Json] = {}
     for folder in folders:
         for line in (folder / "rows.jsonl").read_text("utf-8").splitlines():
@@ -273,13 +285,13 @@ def merged(folders: Sequence[Path]) -> dict[str, Json]:
 
 
 def page(rows: dict[str, Json], seed: int) -> str:
-    """Return the table as Markdown."""
+    """Return the table in Markdown."""
     unseen = [name for name, row in rows.items() if not row["fails"]]
     return catalogue_rows.page("lies", rows=rows, unseen=unseen, planted=PLANTED, seed=seed)
 
 
 def main() -> int:
-    """Run the catalogue, or some of its faults."""
+    """Run all faults, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True)

@@ -45,7 +45,7 @@ REAL_WIDTH: list[str] = _DATA["real_width"]["faults"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The results of the tests for one fault."""
+    """The results of the tests with one fault."""
 
     fault: str
     failed: tuple[str, ...]
@@ -90,7 +90,7 @@ class SabotagedServer:
         self.managed.stop()
 
     def put(self, fault: str) -> None:
-        """Inject a fault in place of the preceding one; `nothing` for none."""
+        """Replace the present fault by another one; `nothing` stands for none."""
         with self.server.endpoint.http(timeout_s=120.0) as http:
             body = {"method": "sabotage", "args": [fault]}
             for path, content in (("/collective_rpc", body), ("/reset_prefix_cache", None)):
@@ -110,8 +110,9 @@ class SabotagedServer:
 
 
 def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory: Path) -> Finding:
-    """Run tests of the level with an injected fault, in this process, which keeps the oracle's
-    answers for the next fault."""
+    """Run tests of the level with an injected fault.
+
+    They run in this process, which keeps the oracle's answers for the next fault."""
     server.put(fault)
     started = time.monotonic()
     report = Path(tempfile.mkdtemp(dir=directory))
@@ -143,18 +144,18 @@ def _kept(entry: dict[str, Any]) -> Finding:
 
 
 def every_test() -> tuple[str, ...]:
-    """Return the tests that the catalogue uses."""
+    """Return the names of all tests that the table uses."""
     return tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests))
 
 
 def noticed(failed: Sequence[str]) -> str:
-    """Return the tests that detected a fault, for a cell of a table."""
+    """Return the tests that detected a fault, as the text of a table cell."""
     names = (test.removeprefix("test_").replace("_", " ") for test in failed)
     return "; ".join(names) or "**survives**"
 
 
 def table(findings: dict[str, dict[str, Finding]]) -> str:
-    """Return docs/tables/model-faults.md for the findings by configuration and fault."""
+    """Return docs/tables/model-faults.md. The keys of the findings are configuration and fault."""
 
     def said(fault: str) -> str:
         of_fault = (of_one[fault] for of_one in findings.values() if fault in of_one)
@@ -166,7 +167,7 @@ def table(findings: dict[str, dict[str, Finding]]) -> str:
 
 
 def real_width(checkpoint: Path, golden: Path) -> int:
-    """Run the faults of `REAL_WIDTH` in BF16; print the results."""
+    """Run the faults of `REAL_WIDTH` in BF16, and print the results."""
     survivors = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -185,7 +186,8 @@ def real_width(checkpoint: Path, golden: Path) -> int:
 
 
 def main() -> int:
-    """Run the missing faults, for at most `--minutes`; write the table when none is missing."""
+    """Run the faults without a result, for at most `--minutes`, and write the table when all have
+    one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=TABLE)
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "model-faults")

@@ -1,4 +1,4 @@
-"""A catalogue of wrong kernels: each is the right class with one injected fault."""
+"""Collect wrong kernels. Each is the right class with one injected fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Mutant:
-    """A function that creates a faulty object, and the groups of cases of which one must detect
-    it."""
+    """A function that creates a faulty object, and the groups of cases of which one must detect the
+    fault."""
 
     name: str
     make: Callable[[], Any]
@@ -27,7 +27,7 @@ class After:
 
 @dataclass(frozen=True)
 class Before:
-    """A method that changes the arguments of the original method; several are a tuple."""
+    """A method that changes the arguments of the original method. Several arguments are a tuple."""
 
     change: Callable[..., Any]
 
@@ -40,7 +40,7 @@ class Before:
 
 
 def broken(right: type, **methods: Any) -> type:
-    """Return the class with other methods: functions, or changes."""
+    """Return a subclass in which some methods are replaced by functions or changes."""
     others = {
         name: method.of(getattr(right, name)) if isinstance(method, After | Before) else method
         for name, method in methods.items()
@@ -49,7 +49,7 @@ def broken(right: type, **methods: Any) -> type:
 
 
 class Catalogue:
-    """The mutants of a class, in order. `groups`: the groups of a mutant that names none."""
+    """The mutants of a class, in order. `groups` are the groups of a mutant that names none."""
 
     def __init__(self, right: type, *groups: str) -> None:
         self.right = right
@@ -57,7 +57,7 @@ class Catalogue:
         self.mutants: list[Mutant] = []
 
     def mutant(self, name: str, *groups: str) -> Callable[[type], type]:
-        """Register a faulty class."""
+        """Register a faulty class as a mutant."""
 
         def register(cls: type) -> type:
             self.mutants.append(Mutant(name, cls, groups or self.groups))
@@ -66,14 +66,17 @@ class Catalogue:
         return register
 
     def method(self, operation: str, name: str, *groups: str) -> Callable[[Any], None]:
-        """Register the class with another method for an operation."""
+        """Register a mutant in which the method of an operation is replaced."""
         return lambda method: self.add(operation, name, method, *groups)
 
     def add(self, operation: str, name: str, method: Any, *groups: str) -> None:
         self.mutant(name, *groups)(broken(self.right, **{operation: method}))
 
     def add_all(self, methods: dict[tuple[str, ...], dict[str, Any]]) -> None:
-        """Register the replaced methods by operation, groups and name."""
+        """Register mutants with replaced methods.
+
+        The keys are operations and groups, then names.
+        """
         for (operation, *groups), mutants in methods.items():
             for name, method in mutants.items():
                 self.add(operation, name, method, *groups)

@@ -79,7 +79,7 @@ def one_scale(checkpoint: Path) -> None:
 
 
 def another_template(checkpoint: Path) -> None:
-    """Begin the assistant's turn as a turn of the user."""
+    """Begin the assistant's turn like a turn of the user."""
     file = checkpoint / "chat_template.jinja"
     head, generation, rest = file.read_text("utf-8").rpartition("if add_generation_prompt")
     assert "assistant" in rest
@@ -87,7 +87,7 @@ def another_template(checkpoint: Path) -> None:
 
 
 def dropped_stop(checkpoint: Path) -> None:
-    """Name another token as the end of an answer."""
+    """Configure another token as the end of an answer."""
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     text = _NEVER[config["model_type"]]
     tokens = json.loads((checkpoint / "tokenizer.json").read_text("utf-8"))["added_tokens"]
@@ -104,7 +104,7 @@ def _edit(file: Path, **changes: Any) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a server, by the checkpoint that it reads or by its worker."""
+    """A fault of a server, caused by the checkpoint that it reads or by its worker."""
 
     name: str
     change: Callable[[Path], None] | None = None
@@ -161,7 +161,7 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a run."""
+    """The result of a run with one fault."""
 
     family: str
     fault: str
@@ -249,13 +249,13 @@ class OtherModel:
             managed.stop()
 
     def init_profile(self, server: Server) -> None:
-        """Write the profile, as a user does; on a CPU, rates are no gates of it."""
+        """Write the profile, as a user does. On a CPU, it has no gates on rates."""
         words = ["init-profile", "--arch", "cpu", "--no-rates", "--output", str(self.profile)]
         done = self._run(server, [sys.executable, "-m", "sm121", *words])
         assert done.returncode == 0, done.stdout + done.stderr
 
     def judge(self, server: Server, fault: str) -> Finding:
-        """Run the suite on the server; the first run becomes the trusted one."""
+        """Run the suite on the server. The first run becomes the trusted one."""
         started = time.monotonic()
         words = ["-p", "no:cacheprovider", f"--profile={self.profile}", *self.group.checks]
         if not self.trusted.is_dir():
@@ -303,7 +303,8 @@ def _put(server: Server, fault: str) -> None:
 
 
 def _detected_by(run: VerdictFile) -> tuple[str, ...]:
-    """Return the checks that fail and do not in the trusted run, and the metrics that are worse."""
+    """Return the checks that fail but did not fail in the trusted run, and the metrics that are
+    worse."""
     names = []
     for test in run.tests:
         failed = test.verdict not in (Verdict.PASS, Verdict.NOT_RUN) and not test.excused
@@ -316,7 +317,7 @@ def _detected_by(run: VerdictFile) -> tuple[str, ...]:
 
 
 class State:
-    """The findings so far, in a file."""
+    """The findings so far, which are stored in a file."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "findings.json"
@@ -328,7 +329,7 @@ class State:
             ]
 
     def has(self, family: str, fault: str) -> bool:
-        """Return whether a fault was tried."""
+        """Return whether a fault was tried already."""
         return any((each.family, each.fault) == (family, fault) for each in self.findings)
 
     def keep(self, finding: Finding) -> None:
@@ -340,7 +341,10 @@ class State:
 
 
 def try_group(family: str, group: Group, state: State, only: str, deadline: float) -> None:
-    """Make the trusted run of a group, repeat it, and try each fault, one start for each."""
+    """Make the trusted run of a group, repeat it, and try each fault.
+
+    Each fault needs one start.
+    """
     model = OtherModel(family, group, state.file.parent / f"{family}-{group.name}")
     intact = f"{CLEAN} ({group.name})"
     if not state.has(family, intact) and time.monotonic() < deadline:
@@ -368,7 +372,9 @@ def table(findings: list[Finding]) -> str:
 
 
 def main() -> int:
-    """Try what is missing, and write the table; the exit status is 1 while a fault is missing."""
+    """Try the faults without a result, and write the table.
+
+    The exit status is 1 as long as a result is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--output", type=Path, default=TABLE)

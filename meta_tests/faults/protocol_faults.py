@@ -1,4 +1,6 @@
-"""Run the test that must fail for every fault of the proxy, many in one process.
+"""Inject every fault of the proxy, and run the test that must fail because of it.
+
+Many faults run in one process.
 
 The process runs pytest on the levels once for each fault, which takes one second; a new process for
 each fault would take five.
@@ -51,8 +53,9 @@ class Outcome:
 
     @property
     def killed(self) -> bool:
-        """Whether the named test failed with its requirement; a fault of severity `courtesy` leaves
-        the run green."""
+        """Whether the named test failed with its requirement.
+
+        With a fault of severity `courtesy`, the run stays green."""
         if self.proxy_error:
             return False
         failed = [message for _, verdict, message in self.tests if verdict == "FAIL"]
@@ -67,7 +70,7 @@ def vllm_serving(
     python: str = sys.executable,
     **variables: str,
 ) -> ManagedServer:
-    """Start the real vLLM as the profile does, on a checkpoint, with further arguments."""
+    """Start the real vLLM as the profile does, on a given checkpoint, with additional arguments."""
     settings = PROFILE.configurations[name]
     arguments = (*PROFILE.engine.arguments, *settings.arguments, *more)
     environment_ = environment_items(PROFILE.engine.environment, variables)
@@ -78,7 +81,7 @@ def vllm_serving(
 
 
 def node_id(test: str) -> str:
-    """Return the id of a test of the levels, from its name."""
+    """Return the node id of a test of the levels, found by its name."""
     function = test.partition("[")[0]
     for file in sorted((ROOT / "tests").glob("test_*.py")):
         if f"def {function}(" in file.read_text("utf-8"):
@@ -89,8 +92,9 @@ def node_id(test: str) -> str:
 def outcomes(
     base_url: str, key: str, names: Sequence[str], *, clean: Sequence[str] = ()
 ) -> Iterator[Outcome]:
-    """Run the named faults in a separate process; yield the outcomes. `clean`: tests that run
-    first, behind the proxy without a fault."""
+    """Run the named faults in a separate process, and yield their outcomes.
+
+    The tests `clean` run first, behind the proxy without a fault."""
     command = [sys.executable, "-m", "meta_tests.faults.protocol_faults"]
     command += ["--base-url", base_url, "--key", key]
     command += [*(f"--clean={test}" for test in clean), *names]
@@ -104,7 +108,7 @@ def outcomes(
 def run(
     proxy: FaultProxy, fault: Fault, nodes: Sequence[str], key: str, report: Path, *options: str
 ) -> Outcome:
-    """Run tests with one fault, in this process."""
+    """Run tests with one fault in this process."""
     import pytest
 
     proxy.switch(fault)
@@ -130,8 +134,9 @@ def run(
 
 
 def record_environment_once() -> None:
-    """Record the environment, which is the same for every fault, only once: this halves the time of
-    a run."""
+    """Record the environment only once, because it is the same for every fault.
+
+    This halves the time of a run."""
     once = functools.cache(
         functools.partial(
             environment.record, sys.executable, arguments=(), environment={}, workload={}
@@ -154,7 +159,7 @@ def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str
 
 
 def table(outcomes_of_faults: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
-    """Return the catalogue as Markdown."""
+    """Return the table of all faults in Markdown."""
     return catalogue_rows.page(
         "protocol-faults", found=outcomes_of_faults, clean=clean, seconds=seconds, faults=FAULTS
     )
@@ -186,7 +191,7 @@ def _catalogue(output: Path) -> int:
 
 
 def main() -> int:
-    """Run the catalogue, or some of its faults on a running server."""
+    """Run all faults, or some of them on a running server."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="run all of it, and write the table there")
     parser.add_argument("--base-url")

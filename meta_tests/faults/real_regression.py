@@ -1,5 +1,6 @@
-"""Run the regression level on the real vLLM: an unchanged server must pass, one that is 10 % slower
-must fail.
+"""Run the regression level on the real vLLM.
+
+An unchanged server must pass, and a server that is 10 % slower must fail.
 
 `python -m meta_tests.faults.real_regression` starts vLLM on the CPU for each run, slowed in its
 worker (`in_vllm/slower_worker.py`) if the run requires it, and writes
@@ -34,7 +35,7 @@ AB = "test_b_is_not_worse_than_a"
 
 @dataclass(frozen=True)
 class Case:
-    """A run, and the required verdict of each test."""
+    """A run with the required verdict of each test."""
 
     name: str
     arguments: tuple[str, ...]

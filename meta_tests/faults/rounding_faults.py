@@ -1,6 +1,7 @@
-"""gpt-oss with one wrong rounding (``data/rounding-faults.toml``), computed in float32. The codec
-puts the formats of weights into the loaded checkpoint; the oracle rounds the weights of the intact
-one."""
+"""gpt-oss with one wrong rounding (``data/rounding-faults.toml``), computed in float32.
+
+The codec puts the formats of weights into the checkpoint that is loaded. The oracle itself rounds
+the weights of the original checkpoint."""
 
 import dataclasses
 import tomllib
@@ -31,13 +32,13 @@ _LOUD = 64.0
 
 
 def formats_of(row: Row) -> str:
-    """Return the formats that the server reports."""
+    """Return the formats that the server claims to use."""
     return DENSE if row["formats"] == "dense" else str(row["formats"])
 
 
 def quantised(weight: Tensor, rule: mxfp4.ScaleRule = _RULE, roll: int | None = None) -> Tensor:
-    """Return the values of a weight [out, in] in MXFP4, by the codec, with its scales shifted along
-    one axis."""
+    """Return the values of a weight [out, in] in MXFP4, made by the codec, with its scales shifted
+    along one axis."""
     blocks = weight.double().numpy().reshape(len(weight), -1, mxfp4.BLOCK)
     scales = mxfp4.choose_scale(np.abs(blocks).max(-1), rule)
     codes = mxfp4.encode_elements(blocks / mxfp4.decode_scale(scales)[..., None])
@@ -86,14 +87,15 @@ _EXPERTS: Mapping[str, rounding.Function] = {
 
 
 def with_loud_keys(name: str, tensor: Tensor) -> Tensor:
-    """Return the same model with keys beyond 448: keys are multiplied by a factor and queries
-    divided by it."""
+    """Return the same model with keys larger than 448.
+
+    Keys are multiplied by a factor, and queries divided by it."""
     return tensor * {"q_proj": 1 / _LOUD, "k_proj": _LOUD}.get(name.split(".")[-2], 1.0)
 
 
 @in_two_steps
 def held(name: str, tensor: Tensor, row: Row) -> Tensor:
-    """Return a tensor of the checkpoint as a server with this row stores it."""
+    """Return a tensor of the checkpoint as a server with this fault stores it."""
     part = part_of(name)
     where = row.get("part", "")
     if row["formats"] != "dense" or part is None or not name.endswith(".weight"):
@@ -130,8 +132,10 @@ def _computing_as(row: Row) -> Iterator[None]:
 
 
 def answers(row: Row, checkpoint: Path, folder: Path, dtype: str) -> dict[str, list[float]]:
-    """Return such a server's answer to each prompt: log p of each actual next token. If its weights
-    differ, it loads a twin of the checkpoint in a new folder."""
+    """Return the server's answer to each prompt: the log-probability of each actual next token.
+
+    If the server's weights differ from the original ones, it loads a changed copy of the checkpoint
+    from a new folder."""
     if row["formats"] == "dense":
         checkpoint = write_twin(checkpoint, folder, held(row))
     served = Rounding.parse(formats_of(row))

@@ -43,7 +43,7 @@ def table(findings: dict[str, Finding]) -> str:
 
 
 def main() -> int:
-    """Run the faults, or the clean runs."""
+    """Run the faults, or the runs without a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clean-runs", type=int, metavar="N")
     parser.add_argument("--only", metavar="WORD", help="the faults with this word; writes nothing")

@@ -1,5 +1,6 @@
-"""Run the stress level on every fault under load: check the class of its bundle, and that nothing
-remains.
+"""Run the stress level on every fault under load.
+
+Check the class of its crash bundle, and that nothing is left behind.
 
     python -m meta_tests.faults.stress_faults --output docs/tables/stress-faults.md [NAME ...]
 """
@@ -36,7 +37,7 @@ SUSTAINED = (f"{LEVEL}::test_sustained_load",)
 
 @dataclass(frozen=True)
 class Case:
-    """A fault and its expected result."""
+    """A fault and the expected result of the stress level."""
 
     name: str
     text: str
@@ -64,7 +65,7 @@ CASES = {
 
 @dataclass
 class Outcome:
-    """The result for a fault."""
+    """The result of the stress level with a fault."""
 
     case: str
     status: int
@@ -104,7 +105,7 @@ def profile_text(changes: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, megabytes: int = 3) -> Iterator[bool]:
-    """Mount a file system of this many MB; False if none can be mounted."""
+    """Mount a file system of the given size in MB. Return False if none can be mounted."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)]
     mounted = subprocess.run(command, capture_output=True).returncode == 0
@@ -116,8 +117,9 @@ def small_disk(folder: Path, megabytes: int = 3) -> Iterator[bool]:
 
 
 def segments() -> set[str]:
-    """Return shared memory that no living process maps; segments in use may belong to another
-    run."""
+    """Return shared memory segments that no living process maps.
+
+    Segments in use may belong to another run."""
     used = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # the process has ended, or may not be read
@@ -217,7 +219,7 @@ def _status(
 
 
 def _remains(before: set[str], temporary: Path, output: str) -> list[str]:
-    """Return the shared memory, files and ports that a run left behind."""
+    """Return the shared memory, the files and the ports that a run left behind."""
     wrong = []
     fresh = segments() - before
     if fresh:  # another server on this machine may be creating its files
@@ -310,8 +312,9 @@ def _judge(
 
 
 def _without_stacks(bundle: Path) -> list[str]:
-    """Return the processes of a bundle without a Python stack; all processes of these servers run
-    Python."""
+    """Return the processes of a bundle for which it has no Python stack.
+
+    All processes of these servers run Python."""
     file = bundle / "stacks.txt"
     sections = file.read_text("utf-8").split("## ")[1:] if file.is_file() else []
     if not sections:
@@ -332,7 +335,7 @@ def _without_stacks(bundle: Path) -> list[str]:
 
 
 def table(outcomes: list[Outcome], clean: list[Outcome], seconds: float) -> str:
-    """Return the catalogue as Markdown."""
+    """Return the table of all faults in Markdown."""
     return catalogue_rows.page(
         "stress-faults", found=outcomes, clean=clean, seconds=seconds, cases=CASES,
         without_place=lambda text: re.sub(r"/\S*/report\b", "REPORT", text),
@@ -340,7 +343,7 @@ def table(outcomes: list[Outcome], clean: list[Outcome], seconds: float) -> str:
 
 
 def main() -> int:
-    """Run the catalogue, or the named faults."""
+    """Run all faults, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write the table there")
     parser.add_argument("--samples", type=Path, help="keep some bundles there, as samples")

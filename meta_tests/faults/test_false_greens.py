@@ -1,4 +1,5 @@
-"""Each false-green scenario is not green, and its clean twin is (`false_greens/`)."""
+"""No false-green scenario is green, and each scenario without its fault is green
+(`false_greens/`)."""
 
 import pytest
 
@@ -54,7 +55,7 @@ CASES = [_case(case) for case in cases()]
 
 @pytest.fixture
 def kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16) -> Kit:
-    """Return the fixtures for a case."""
+    """Return the fixtures that a case may use."""
     return Kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16)
 
 

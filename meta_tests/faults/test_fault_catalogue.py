@@ -1,6 +1,9 @@
-"""Checks of the smoke and correctness levels fail if their fault is injected: a sample, on one real
-vLLM. A proxy injects protocol faults (`protocol_faults.py`), a worker extension injects model
-faults (`model_faults.py`), and the last test kills the server."""
+"""Checks of the smoke and correctness levels fail if their fault is injected.
+
+This is a sample on one real vLLM.
+
+A proxy injects protocol faults (`protocol_faults.py`), and a worker extension injects model faults
+(`model_faults.py`). The last test kills the server."""
 
 import json
 import re
@@ -39,7 +42,7 @@ def sabotaged(canary_bf16, tmp_path_factory):
 
 @pytest.fixture
 def real_vllm(sabotaged):
-    """Return the server with the intact model."""
+    """Return the server with the model that has no fault."""
     sabotaged.put(model_faults.CLEAN)
     return sabotaged.server
 
@@ -70,8 +73,9 @@ def test_a_sample_of_the_protocol_faults_is_caught(real_vllm, run_pytest):
 
 @pytest.mark.slow("lies by pairs have a catalogue of their own")
 def test_two_faults_at_once_are_detected_by_their_own_tests(real_vllm, tmp_path):
-    """Two faults are detected, each by its own test; without a fault both tests pass. The second
-    fault affects both tests."""
+    """If two faults are injected together, each is detected by its own test.
+
+    Without a fault, both tests pass. The second fault affects both tests."""
     tests = {
         "the second stop token is ignored": "test_a_stop_token_ends_the_answer",
         "one id for all completions": "test_answers_have_ids_and_times",
@@ -88,8 +92,9 @@ def test_two_faults_at_once_are_detected_by_their_own_tests(real_vllm, tmp_path)
 
 @pytest.mark.slow("four whole runs; test_against.py has the rules, without an engine")
 def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
-    """Whole runs against a trusted run: the same deviation, another one, and one of severity
-    `courtesy`."""
+    """Runs are compared with a trusted run.
+
+    They have the same deviation, another one, and one of severity `courtesy`."""
     tests = ("test_usage_equals_the_ids", "test_request[prompt-is-a-number]")
     endpoint = real_vllm.endpoint
     faults = fault_proxy.FAULTS
@@ -208,7 +213,7 @@ def test_an_import_from_another_environments_packages_is_caught(run_pytest, tmp_
 
 
 def test_an_import_from_the_wrong_place_is_caught(run_pytest, tmp_path, canary_bf16):
-    """The profile expects a checkout that exists, and vLLM is imported from elsewhere."""
+    """The profile expects a checkout that exists, but vLLM is imported from elsewhere."""
     (tmp_path / "checkout" / "vllm").mkdir(parents=True)
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     checkouts = f'[engine.checkouts]\nvllm = "{tmp_path}/checkout"\n\n[engine.needs]'
@@ -239,8 +244,10 @@ def test_the_published_table_of_models_is_of_these_faults():
 
 
 def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
-    """The engine core is killed, and its API server ends some seconds later. This test runs
-    last."""
+    """The engine core is killed, and its API server ends some seconds later.
+
+    This test runs last.
+    """
     managed = sabotaged.managed
     listening = set()
     serving = []

@@ -69,7 +69,7 @@ def test_a_wrong_kernel_is_noticed(broken):
     [pytest.param(m, marks=[pytest.mark.slow] * (n % 8 > 0), id=m.name) for n, m in enumerate(MOE)],
 )
 def test_a_wrong_kernel_that_rounds_each_expert_is_noticed(broken):
-    """The wider tolerance of such kernels hides none of the faults."""
+    """The wider tolerance for kernels that round each expert must not hide a fault."""
     provider = broken.make()
     provider.rounds_each_expert = True
     kills = (kernel_mutants.first_kill(provider, group) for group in broken.groups)
@@ -125,7 +125,9 @@ def test_the_published_table_is_of_these_mutants():
     "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > SAMPLE)) for n in range(1, SEEDS + 1)]
 )
 def test_a_right_kernel_passes(seed):
-    """Each group with each of its cases in turn: other values, other weights."""
+    """Each group of cases passes with a right kernel.
+
+    Each round uses other values and other weights."""
     for group in cases.GROUPS:
         chosen = list(kernel_mutants.small(group))
         case = chosen[seed % len(chosen)]
@@ -134,8 +136,9 @@ def test_a_right_kernel_passes(seed):
 
 
 def test_experts_without_a_share_may_be_any():
-    """vLLM's fused_topk takes the softmax before the top-k. If two experts have a share of zero,
-    either choice is right."""
+    """If two experts have a share of zero, either choice is right.
+
+    vLLM's fused_topk takes the softmax before the top-k."""
 
     class SoftmaxFirst(TorchProvider):
         apart = 0
@@ -156,7 +159,8 @@ def test_experts_without_a_share_may_be_any():
 
 @pytest.mark.parametrize("change", [("flip", 0), ("reshape", -1), ("view", torch.int32)], ids=str)
 def test_a_fault_in_the_second_run_only_is_noticed(change):
-    """The second run has other values, and the same bytes in another shape or as another dtype."""
+    """The second run has other values, and the poisoned memory has the same bytes in another shape
+    or dtype."""
 
     class Second(TorchProvider):
         calls = itertools.count()
@@ -170,7 +174,8 @@ def test_a_fault_in_the_second_run_only_is_noticed(change):
 
 
 class Seldom(TorchProvider):
-    """Decodes a fifth of the elements wrongly in one run, as XQA in flashinfer issue 3658."""
+    """A decode kernel that is wrong in a fifth of the elements in one run, as XQA was in flashinfer
+    issue 3658."""
 
     def __init__(self, wrong_run: int | None, factor: float = 1.5) -> None:
         super().__init__()

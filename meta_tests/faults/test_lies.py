@@ -1,4 +1,4 @@
-"""The proxy of the catalogue of lies repeats answers only where no test requires a new one."""
+"""The proxy of `lies.py` repeats an answer only if no test requires a new one."""
 
 import httpx
 import pytest

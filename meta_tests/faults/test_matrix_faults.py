@@ -1,4 +1,4 @@
-"""Injected faults have the right outcome, and are narrowed down to the right values."""
+"""Injected faults give the right outcome of a cell, and the failing values are found."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ _HEAD = text_file("one-axis.toml")
 
 
 def one_axis(folder: Path, **values: str) -> Path:
-    """Return axes with one axis, whose values have these arguments."""
+    """Return an axes file with one axis, whose values have these arguments."""
     text = _HEAD
     for name, arguments in {"usual": "", **values}.items():
         text += f"""
@@ -73,8 +73,10 @@ def test_several_faults_at_once_are_isolated(run_matrix, slow):
 
 @pytest.mark.slow("a run of the matrix with six starts more")
 def test_a_failure_in_the_performance_sample_or_at_one_start_only(run_matrix, tmp_path):
-    """If a server dies or fails requests while it is measured, this is a crash and not a disturbed
-    rate. A start that fails once is repeated, and gives no failing set."""
+    """A server that dies or fails requests while it is measured is a crash, and not a disturbed
+    rate.
+
+    A start that fails only once is repeated, and gives no failing set."""
     file = one_axis(tmp_path, dies="--window half", fails="--spec ngram", once="--enforce-eager")
     faults = "die-streaming:half fail-streaming:ngram crash-once:enforce-eager"
     status, run, matrix = run_matrix("--matrix-axes", str(file), "--matrix", "1", faults=faults)

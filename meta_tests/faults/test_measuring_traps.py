@@ -1,5 +1,6 @@
-"""The suite detects every trap in which a popular client gives a wrong result. `make test` runs a
-sample; ``--slow`` (`make catalogues`) runs all traps."""
+"""The suite detects every trap in which a popular client gives a wrong result.
+
+`make test` runs a sample of the traps, and ``--slow`` (`make catalogues`) runs all of them."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ PLAN = Plan(512, (16, 64), (0,), MEASURING)
 
 @dataclass(frozen=True)
 class Expected:
-    """The requirement of a row of ``data/traps.toml``: reasons against the number, or the right
+    """The requirement of a row of ``data/traps.toml``: the reasons against the number, or the right
     number."""
 
     pace: dict[str, object]
@@ -59,7 +60,7 @@ def opened(url: str, directory: Path, plan: Plan = PLAN) -> AbstractContextManag
 
 
 def measure(url: str, directory: Path, *, rounds: int = 5, streams: int = 1, slots=None):
-    """Measure a cell with this many rounds."""
+    """Measure a cell with the given number of rounds."""
     with opened(url, directory) as server:
         server.slots = slots
         return MeasuredCell(server, 0, concurrency=streams).gather(rounds)
@@ -95,7 +96,7 @@ def test_trap(timed_server, tmp_path, name):
 
 
 def test_the_first_token_is_what_ttft_waits_for(timed_server, tmp_path):
-    """An early event without a token is not the first token."""
+    """An early event without a token does not count as the first token."""
     server = timed_server("--rate", "400", "--trap", "early-role", "--fixed-ms", "150")
     cell = measure(server.base_url, tmp_path)
     (first, *_) = metrics.find("ttft", quantile=0.5).of(cell).samples
@@ -103,7 +104,8 @@ def test_the_first_token_is_what_ttft_waits_for(timed_server, tmp_path):
 
 
 def test_failed_requests_are_infinite_times(timed_server, tmp_path):
-    """One of five requests fails: it counts in the tail, and the rate of the others is INVALID."""
+    """If one of five requests fails, it counts in the percentile, and the rate of the others is
+    INVALID."""
     server = timed_server("--rate", "200", "--fail-every", "5")
     times = metrics.find("e2e", quantile=0.99).of(measure(server.base_url, tmp_path))
     assert times.valid and float("inf") in times.samples
@@ -125,8 +127,9 @@ def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
 
 @pytest.mark.parametrize("prompts", ["either", pytest.param("turns", marks=pytest.mark.slow)])
 def test_streams_are_measured_while_all_of_them_decode(timed_server, tmp_path, prompts):
-    """Four streams of 100 tok/s each; the prefill of their prompts does not count, because it has
-    its own metric."""
+    """Four streams of 100 tok/s run at the same time.
+
+    The prefill of their prompts does not count, because it has its own metric."""
     options = ("--prompts", prompts, "--prefill-rate", "4000", "--fixed-ms", "50", "--seed", "1")
     server = timed_server("--rate", "100", *options)
     cell = measure(server.base_url, tmp_path, rounds=4, streams=4)
@@ -140,8 +143,9 @@ def test_streams_are_measured_while_all_of_them_decode(timed_server, tmp_path, p
 
 
 def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path):
-    """A server with one slot has no concurrent rate, and the message says why and how to get
-    one."""
+    """A server that runs one request at a time has no rate of concurrent streams.
+
+    The message says why, and how to get such a rate."""
     server = timed_server("--rate", "400", "--slots", "1")
     cell = measure(server.base_url, tmp_path, rounds=4, streams=2)
     with pytest.raises(NotRun, match=r"tg16_c2@d0: in 4 of 4 rounds .*--max-num-seqs"):
@@ -150,7 +154,8 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
 
 @pytest.mark.slow("six streams at two places")
 def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
-    """Six streams at two places have a rate that is valid, under another name."""
+    """If six streams run on a server that runs two at a time, their rate is valid, but has another
+    name."""
     server = timed_server("--rate", "100", "--slots", "2")
     cell = measure(server.base_url, tmp_path, rounds=4, streams=6, slots=2)
     decode = StreamsRate().of(cell)
@@ -165,7 +170,9 @@ def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_serve
 
 
 def test_a_dip_between_captured_sizes_is_a_remark_and_a_slope_is_not():
-    """Steps take 20 ms plus 1 ms per stream; padded, five streams take the step of eight."""
+    """Steps take 20 ms plus 1 ms per stream.
+
+    If batches are padded, five streams take as long as eight."""
 
     def rate(streams: int, as_of: int) -> float:
         return streams / (0.020 + 0.001 * as_of)
@@ -185,7 +192,7 @@ def test_a_pause_after_the_first_token_stays_in_the_rate(timed_server, tmp_path)
 
 
 def test_a_connection_that_was_ended_costs_its_time_and_shows(timed_server, tmp_path):
-    """An idle connection was closed 30 ms after the request: the time to the first token includes
+    """If an idle connection is closed 30 ms after the request, the time to the first token includes
     these 30 ms."""
     server = timed_server("--rate", "200", "--drop-every", "5", "--drop-after-ms", "30")
     cell = measure(server.base_url, tmp_path)
@@ -217,9 +224,10 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
 @pytest.mark.parametrize("echo", ["asked", "always", "apart", "never"])
 @pytest.mark.parametrize("rate", [52, 250])
 def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, echo):
-    """The first chunk is 0 to 40 ms late, followed by a bunch, as a GPU showed: within 0.1 % at
-    every depth, or INVALID with this cause. Lateness without a payload is found from the gaps
-    alone, to 0.3 %."""
+    """The first chunk is 0 to 40 ms late, and several tokens follow it at once, as on a GPU.
+
+    At every depth, the rate is right within 0.1 %, or INVALID with this cause. Lateness without a
+    payload is found from the gaps alone, within 0.3 %."""
     options = ("--late-ms-per-1k", "1.15", "--echo", echo, "--prefill-rate", "40000")
     server = timed_server("--rate", str(rate), *options)
     plan = Plan(2048, (32, 128), (0,), Measuring(rounds=7, short_rounds=3))
@@ -236,7 +244,9 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
 
 
 def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path, monkeypatch):
-    """The short answers wait for other work, which ends. A start of --ab can be measured again."""
+    """The short answers wait for other work, which then ends.
+
+    A start of --ab can be measured again."""
     server = timed_server("--rate", "200", "--one-slow-in", "1", "--slow-extra-ms", "60")
     plan = Plan(512, (32,), (0,), Measuring(rounds=4, short_rounds=3, drift_bound=0.5))
     with opened(server.base_url, tmp_path, plan) as measured:
@@ -260,8 +270,9 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
 
 
 def test_a_bunch_longer_than_a_short_answer_needs_longer_short_answers(timed_server, tmp_path):
-    """The first 12 tokens arrive together, and a short answer has 8, so longer short answers are
-    requested."""
+    """The first 12 tokens arrive together.
+
+    A short answer has only 8 tokens, so longer short answers are requested."""
     options = ("--late-ms", "60", "--echo", "never", "--trap", "no-metrics")
     server = timed_server("--rate", "200", *options)
     plan = Plan(2048, (32,), (0,), Measuring(rounds=5, short_rounds=3))

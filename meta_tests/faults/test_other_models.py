@@ -1,4 +1,4 @@
-"""Another model than gpt-oss on the real vLLM: its own trusted run detects faults."""
+"""A trusted run detects faults of another model than gpt-oss on the real vLLM."""
 
 import pytest
 

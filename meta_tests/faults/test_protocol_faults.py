@@ -1,5 +1,6 @@
-"""The catalogue of protocol faults is complete, and its table contains exactly these faults.
-test_fault_catalogue.py runs a sample, `make catalogues` all of them."""
+"""All protocol faults are listed, and the table contains exactly these faults.
+
+test_fault_catalogue.py runs a sample of them, and `make catalogues` runs all of them."""
 
 import copy
 import dataclasses

@@ -27,15 +27,15 @@ from tools import roundings  # noqa: E402
 
 @pytest.fixture(scope="module")
 def few():
-    """Return two prompts longer than the window, numbered by a small vocabulary of their tokens and
-    some hundreds more."""
+    """Return two prompts longer than the window, in a small vocabulary of their tokens and some
+    hundreds more."""
     with roundings.two_prompts() as tokens:
         yield tokens
 
 
 @pytest.fixture(scope="module")
 def checkpoints(few, canary_bf16, tmp_path_factory):
-    """Return the canary, and the same with keys beyond 448."""
+    """Return the canary, and the canary with keys larger than 448."""
     folder = tmp_path_factory.mktemp("checkpoints")
     plain = roundings.with_few_tokens(canary_bf16, folder / "canary", few)
     change = rounding_faults.with_loud_keys
@@ -44,7 +44,7 @@ def checkpoints(few, canary_bf16, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judged(checkpoints, tmp_path_factory):
-    """Return the results of the level's tests on a server that computes in this way."""
+    """Return the results of the level's tests on a server that computes with this fault."""
     files: dict[tuple[str, bool], OracleFile] = {}
 
     def judge(server: rounding_faults.Row, dtype: str) -> list[str]:
@@ -74,7 +74,8 @@ def judged(checkpoints, tmp_path_factory):
 def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     checkpoints, monkeypatch, cached, tmp_path
 ):
-    """A server that truncates passes, as vLLM on a CPU does; one without FP8 fails."""
+    """With the oracle, a server that truncates passes, as vLLM on a CPU does, and a server without
+    FP8 fails."""
     server = Server(Endpoint("http://127.0.0.1:1", "", "m"), True, "vllm", None, None, None, None)
     row = {"formats": "kv=fp8", "cached": cached}
     answers = rounding_faults.answers(row, checkpoints[0], tmp_path / "twin", "exact")
@@ -104,8 +105,11 @@ def test_an_honest_server_is_green(judged, name, dtype):
 
 @pytest.mark.parametrize("name", _slow(FAULTS, ["window layers alone in FP8"]))
 def test_another_rounding_than_promised_is_noticed(judged, name):
-    """A test fails that names the format, and first the part whose rounding differs; in BF16, too,
-    if the row says so."""
+    """A test fails and names the format.
+
+    The first part that it names is the one whose rounding differs.
+
+    If the row says so, this also holds in BF16."""
     for dtype in ("float32", *FAULTS[name].get("also_in", ())):
         failures = judged(FAULTS[name], dtype)
         assert failures, f"survives in {dtype}"
@@ -115,7 +119,8 @@ def test_another_rounding_than_promised_is_noticed(judged, name):
 
 
 def test_the_twin_of_the_canary_holds_what_the_rule_makes(checkpoints, tmp_path):
-    """The codec and the oracle's rounding give the same values, and only dense layers differ."""
+    """The codec and the oracle's rounding give the same values, and only dense layers of the
+    checkpoint differ."""
     from safetensors.torch import load_file
 
     change = rounding_faults.held({"formats": "dense"})

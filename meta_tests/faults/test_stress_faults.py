@@ -1,4 +1,5 @@
-"""A sample of the faults under load; docs/tables/stress-faults.md contains all of them."""
+"""A sample of the faults under load is detected. docs/tables/stress-faults.md contains all
+faults."""
 
 import json
 
@@ -19,7 +20,7 @@ def test_the_fault_is_noticed_classified_and_cleaned_up(name, warm_pytest):
 
 
 def test_the_lock_of_the_machine_is_not_left_over(tmp_path):
-    """The lock file stays for the next run; the catalogue must not count it as left behind."""
+    """The machine's lock file stays for the next run, and must not count as left behind."""
     machine_lock.lock_machine(tmp_path).close()
     assert stress_faults._remains(segments(), tmp_path, "") == []
     (tmp_path / "tmpabc").touch()
@@ -27,7 +28,9 @@ def test_the_lock_of_the_machine_is_not_left_over(tmp_path):
 
 
 def test_the_documentation_shows_every_fault_and_every_sample():
-    """This fails after a new case until `make catalogues` has written the table and the bundles."""
+    """The table and the bundles contain every case.
+
+    After a new case, this fails until `make catalogues` has been run."""
     root = stress_faults.ROOT
     rows = (root / "docs" / "tables" / "stress-faults.md").read_text("utf-8")
     cases = [case for name, case in stress_faults.CASES.items() if name != "clean"]
@@ -49,7 +52,7 @@ def test_a_hang_without_stacks_is_wrong(tmp_path):
 
 
 def test_a_process_without_a_section_in_the_stacks_is_wrong(tmp_path):
-    """A process that has ended has no stack."""
+    """A process that has not ended must have a section in the stack traces of a bundle."""
     (tmp_path / "process-tree.txt").write_text(
         "     pid   parent status         rss MiB    cpu s  name, command\n"
         "       1        0 sleeping            17     0.27  python: python -m x 2 3\n"

@@ -1,6 +1,7 @@
 """Wrong MXFP8 x MXFP4 experts: the emulation of FlashInfer's kernels with one injected fault.
-`MILDER` contains other roundings of the same mathematics that no tolerance distinguishes; they are
-listed with the reason, not dropped."""
+
+`MILDER` contains other roundings of the same mathematics that no tolerance distinguishes. They are
+listed with the reason, and not dropped."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ class _Floor(Emulation):
 
 
 class _Coarser(Emulation):
-    """Scales one exponent higher, and elements half as large."""
+    """Quantise with scales that are one exponent higher, so that elements are half as large."""
 
     def scale_bytes(self, amax):
         return shifted((amax, super().scale_bytes(amax)), 1)[1]
@@ -51,14 +52,15 @@ class _Finer(Emulation):
 
 
 class _Cut(Emulation):
-    """Elements truncated instead of rounded: half a step smaller."""
+    """Truncate elements instead of rounding them, so that they are half a step smaller on
+    average."""
 
     def to_mxfp8(self, x):
         return super().to_mxfp8((x.float() * (1 - 2.0**-5)).bfloat16())
 
 
 def only(operand: str, cls: type[Emulation]) -> type[Emulation]:
-    """Apply the fault of `cls` only in the quantisation of one operand."""
+    """Apply the fault of `cls` only to one operand."""
     quantise = {f"quantise_{operand}": lambda _self, t: cls().to_mxfp8(t.bfloat16())}
     return type("Only", (Emulation,), quantise)
 
@@ -84,7 +86,7 @@ def _(self, x):
 
 
 class _Plain(Emulation):
-    """Values that are not quantised, with scales of 1."""
+    """Do not quantise values; all scales are 1."""
 
     def plain(self, values):
         return values, torch.full((len(values), values.shape[1] // BLOCK), 127, dtype=torch.uint8)
@@ -209,7 +211,7 @@ def _(self, results, shares, ids, biases):
 
 
 class _WrongScale(Emulation):
-    """One block scale of a matrix, wrong by this factor."""
+    """Multiply one block scale of a matrix by a wrong factor."""
 
     first = False
     by = 1
@@ -247,7 +249,7 @@ def _(self, results, shares, ids, biases):
 
 
 def accumulated(low: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Return sums of 32 products at a time, rounded after each step."""
+    """Return the sums of 32 products at a time, which are rounded after each step."""
 
     def product(_self: Emulation, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:
         wide = times_scales(values.float(), scales)

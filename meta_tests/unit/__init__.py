@@ -1,1 +1,1 @@
-"""Tests of the package, a folder for each of its packages."""
+"""Tests of the package. Each of its packages has a folder here."""

@@ -1,1 +1,1 @@
-"""The stand-in for a GB10 (`machine`), and the expected verdicts on healthy and faulty ones."""
+"""The simulated GB10 (`machine`), and the expected verdicts on healthy and faulty ones."""

@@ -1,5 +1,6 @@
-"""Run the suite on all stand-ins for a GB10, and write the table ``--output``. With ``--certified
-FILE``, a healthy one is certified, and its verdict.json is stored."""
+"""Run the suite on all simulated GB10s, and write the table ``--output``.
+
+With ``--certified FILE``, a healthy one is certified, and its verdict.json is stored in FILE."""
 
 import argparse
 import shutil
@@ -13,7 +14,9 @@ from meta_tests.faults import catalogue_rows
 
 
 def certify(target: Path) -> int:
-    """Store a run and its answers, then certify another run; return 1 if it gets no certificate."""
+    """Store a run and its answers, and then certify another run.
+
+    Return 1 if the certificate is refused."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = f"--benchmark-storage=file://{folder / 'history'}"
@@ -31,8 +34,10 @@ def certify(target: Path) -> int:
 
 
 def main() -> int:
-    """Run all cases; return 1 if a healthy one does not pass or a faulty one has another result
-    than expected."""
+    """Run all cases.
+
+    Return 1 if a healthy machine does not pass, or a faulty one has another result than expected.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--certified", type=Path, help="where a certified one's verdict.json goes")

@@ -1,4 +1,4 @@
-"""Healthy and faulty GB10s, with the expected result for each: the rows of ``cases.toml``."""
+"""Healthy and faulty simulated GB10s with the expected results: the rows of ``cases.toml``."""
 
 import tomllib
 from collections.abc import Iterator, Sequence

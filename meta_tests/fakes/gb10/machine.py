@@ -1,4 +1,4 @@
-"""The stand-in for a GB10: it answers every query of the suite as a GB10 would.
+"""A simulated GB10, which answers every query of the suite as a GB10 would.
 
 A `Machine` runs the suite as its owner does. It has a library with NVML's answers (``nvml.c``), an
 interpreter whose vLLM has the given release (``server.py``), constructed measurements of a healthy
@@ -95,7 +95,7 @@ def _wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
 
 @dataclass
 class Machine:
-    """A stand-in in its own folder."""
+    """A simulated machine in a folder of its own."""
 
     folder: Path
     release: str
@@ -168,7 +168,8 @@ class Machine:
         self.write()
 
     def _venv(self, name: str) -> Path:
-        """Create an environment on top of this one; return its folder of packages."""
+        """Create an environment on top of this interpreter's environment, and return its folder of
+        packages."""
         folder = self.folder / name
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         packages = next((folder / "lib").glob("python*")) / "site-packages"
@@ -178,7 +179,7 @@ class Machine:
         return packages
 
     def write(self) -> None:
-        """Write the settings that can change between runs."""
+        """Write the settings that may change between two runs."""
         (self.folder / "state").write_text("".join(f"{k} {v}\n" for k, v in self.state.items()))
         (self.folder / "kernel.log").write_text(self.kernel_log)
         (self.folder / "device.json").write_text(json.dumps(self.device))
@@ -191,7 +192,7 @@ class Machine:
         (self.folder / "settings.json").write_text(json.dumps(settings))
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command line that an owner types."""
+        """Return the command line that the machine's owner types."""
         of_suite = str(self.folder / "suite" / "bin" / "python")
         python = of_suite if "--certify" in arguments else sys.executable
         return [
@@ -217,9 +218,10 @@ class Machine:
 
     @contextlib.contextmanager
     def served(self, *arguments: str, tail: str = "") -> Iterator[tuple[str, ...]]:
-        """Start a server that the suite attaches to; yield the suite's arguments. `arguments`:
-        further arguments of the server. `tail`: the content of its log file before the server
-        writes to it."""
+        """Start a server to which the suite attaches, and yield the suite's arguments.
+
+        `arguments` are further arguments of the server. `tail` is the content of its log file
+        before the server writes to it."""
         self.write()
         log = self.folder / "owner.log"
         log.write_text(tail, "utf-8")
@@ -243,7 +245,7 @@ class Machine:
                 process.wait(20)
 
     def run(self, *arguments: str, timeout_s: float = 1800.0) -> subprocess.CompletedProcess[str]:
-        """Run the suite on the stand-in to its end."""
+        """Run the suite on the simulated machine to its end."""
         self.write()
         variables = self.surroundings()
         if "--certify" in arguments:  # the suite's environment contains the simulated machine
@@ -281,7 +283,8 @@ _FLASHINFER_VARIABLES = (
 
 
 def _flashinfer_of(release: str) -> str:
-    """Return the version of FlashInfer that a release requires, or that the build was made with."""
+    """Return the version of FlashInfer that a release requires, or with which the build was
+    made."""
     if release == BUILD:
         return "0.6.3"
     recorded = data.at(data.load(), release)
@@ -290,7 +293,7 @@ def _flashinfer_of(release: str) -> str:
 
 
 def _flashinfer(site: Path, version: str) -> None:
-    """Install a FlashInfer that can be found and has a version, but no GPU code."""
+    """Install a FlashInfer that can be found and has a version, but contains no GPU code."""
     package = site / "flashinfer"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -300,9 +303,10 @@ def _flashinfer(site: Path, version: str) -> None:
 
 
 def _vllm(site: Path, release: str, build: bool) -> None:
-    """Install a vLLM of this release that can be examined without a start: its version and its
-    packages. Its variables and its command line are those of the real vLLM of this machine; the
-    MXFP4 build has its own parser."""
+    """Install a vLLM of this release whose version and packages can be read without a start.
+
+    Its variables and its command line are those of this machine's real vLLM. The MXFP4 build has
+    its own parser."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.submodule_search_locations, "vllm is not installed here"
     real = Path(spec.submodule_search_locations[0])

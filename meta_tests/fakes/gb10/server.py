@@ -1,4 +1,4 @@
-"""A stand-in for a vLLM server on a GB10: its command line, its log, its rates.
+"""A simulated vLLM server on a GB10, with its command line, its log and its rates.
 
 The interpreter that `machine.py` creates starts it as ``python -m
 vllm.entrypoints.openai.api_server``. It accepts, refuses, chooses and logs what the release did
@@ -42,11 +42,11 @@ _COUNTED = {
 
 
 class Refused(Exception):
-    """A refusal with the release's message."""
+    """A refusal of arguments, with the release's message."""
 
 
 class Release:
-    """A release's reaction to a command line."""
+    """How a release reacts to a command line."""
 
     def __init__(self, version: str, arguments: list[str]) -> None:
         recorded = choices.at(choices.load(), version)
@@ -83,7 +83,7 @@ class Release:
 
 
 class Build:
-    """The MXFP4 build's reaction to a command line."""
+    """How the MXFP4 build reacts to a command line."""
 
     def __init__(self, arguments: list[str], instead: dict[str, str]) -> None:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
@@ -105,7 +105,7 @@ class Build:
         }  # fmt: skip
 
     def fits(self, row: dict[str, Any]) -> bool:
-        """Return whether a row applies to this server."""
+        """Return whether a row of the data applies to this server."""
         match = re.search(row.get("when", ""), self.does)
         return match is not None and not re.search(row.get("unless", "(?!)"), self.does)
 
@@ -125,8 +125,11 @@ def _only(values: list[Any]) -> str:
 
 
 class Gb10(TimedServer):
-    """Answers timed requests at the rates of a GB10, and forwards all others to the real vLLM. The
-    ids of timed answers are single ASCII characters in the checkpoint's tokenizer."""
+    """Answers timed requests at the rates of a GB10, and forwards all other requests to the real
+    vLLM.
+
+    In timed answers, the token ids stand for single ASCII characters of the checkpoint's tokenizer.
+    """
 
     vocabulary = 94
 
@@ -186,7 +189,7 @@ class Gb10(TimedServer):
         return answer
 
     async def models(self, request: web.Request) -> web.Response:
-        """Return the models of the real vLLM, with the checkpoint of this start."""
+        """Return the list of models of the real vLLM, with the checkpoint of this start."""
         async with self._asked(request) as answer:
             listed = await answer.json()
         for model in listed["data"]:
@@ -215,7 +218,8 @@ class Gb10(TimedServer):
             return await answer.text() if answer.ok else ""
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Return the metrics of the real vLLM since this start, plus those of timed requests."""
+        """Return the metrics that the real vLLM has counted since this start, plus those of timed
+        requests."""
         lines = []
         for line in (await self._behind()).splitlines():
             name, _, value = line.rpartition(" ")
@@ -239,7 +243,7 @@ class Gb10(TimedServer):
         return float(counter == "vllm:num_requests_running") + rates.get(counter, 0.0) * seconds
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer a timed request at a GB10's rates, with the text of the real vLLM."""
+        """Answer a timed request at the rates of a GB10, with the text of the real vLLM."""
         try:
             body = json.loads(await request.read())
         except ValueError:  # the real vLLM reports the error
@@ -258,7 +262,7 @@ class Gb10(TimedServer):
 
     @contextlib.asynccontextmanager
     async def _asked(self, request: web.Request) -> Any:
-        """Return the answer of the real vLLM."""
+        """Return the real vLLM's answer to a request."""
         headers = {"Authorization": f"Bearer {self.settings.key}"}
         if kind := request.headers.get("Content-Type"):
             headers["Content-Type"] = kind
@@ -279,8 +283,9 @@ class Gb10(TimedServer):
             return response
 
     def _plan(self, pace: Pace, number: int, prompt_tokens: int, tokens: int, share: Any) -> Plan:
-        """Return when each token is sent: prompt and generated tokens take longer at a greater
-        depth."""
+        """Return when each token is sent.
+
+        Prompt tokens and generated tokens take longer at a greater depth."""
         del pace
         if self.serving_since is None:
             self.serving_since = time.monotonic()
@@ -297,8 +302,9 @@ class Gb10(TimedServer):
         return Plan(tokens, [int(second * 1e9) for second in at])
 
     def _die(self) -> None:
-        """Log the last lines and end; after the loss of a node, first answer nothing for some
-        time."""
+        """Log the last lines and end the process.
+
+        After the loss of a node, first send no answers for some time."""
         if self.settings.hangs_s and not self.is_lost:
             self.is_lost = True
             asyncio.get_running_loop().call_later(self.settings.hangs_s, self._die)
@@ -313,8 +319,9 @@ class Gb10(TimedServer):
         return self.serving_since is not None and time.monotonic() - self.serving_since > 30
 
     def _rate(self, depth: int, which: int) -> float:
-        """Return the rate at a depth: the seconds per token are interpolated between the depths of
-        the table."""
+        """Return the rate at a depth.
+
+        The seconds per token are interpolated between the depths of the table."""
         rows = self.curve
         at = max(1, min(len(rows) - 1, sum(row[0] < depth for row in rows)))
         (low, *first), (high, *second) = rows[at - 1 : at + 1]
@@ -327,8 +334,7 @@ class Gb10(TimedServer):
 
 
 def _with_both_names(line: bytes) -> bytes:
-    """Add `reasoning` and `reasoning_content` to a message, as 0.14 does, whose grammars have one
-    end."""
+    """Add both `reasoning` and `reasoning_content` to a message, as vLLM 0.14 does."""
     line = line.replace(b"<|endoftext|>", b"")
     start = 6 if line.startswith(b"data: ") else 0
     if b'"reasoning"' not in line or line[start : start + 1] != b"{":
@@ -381,7 +387,7 @@ def _unknown_variables() -> set[str]:
 def _release(
     settings: Settings, arguments: list[str], values: dict[str, Any], log: Log
 ) -> tuple[Release, list[dict[str, Any]]]:
-    """Return a release's reaction to its command line, and the remaining log lines."""
+    """Return how a release reacts to its command line, and the remaining log lines."""
     lines = data("start.toml")["line"]
     log.write(lines.pop(0))
     for name in sorted(_unknown_variables()):

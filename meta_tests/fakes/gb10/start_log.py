@@ -1,5 +1,6 @@
-"""Settings of the stand-in's server, and its log lines at a start: of one node, or of two nodes
-that serve together (``two.toml``)."""
+"""The settings of the simulated server, and the log lines of its start.
+
+The lines are those of one node, or of two nodes that serve together (``two.toml``)."""
 
 import json
 import os
@@ -76,7 +77,7 @@ class Settings:
 
 
 class Log:
-    """Writes the lines of a start at their times, on a faster clock."""
+    """Writes the lines of a start at their times. The time runs faster than real time."""
 
     def __init__(self, settings: Settings, values: dict[str, Any], core: int) -> None:
         self.settings = settings
@@ -111,7 +112,7 @@ class Log:
                 self._of_node(rank, f"{host}:{pid}:{pid} [0] {text}" if named else text)
 
     def _of_node(self, rank: int, line: str) -> None:
-        """Write a line of one of two nodes, with the node's values."""
+        """Write a line of one of two nodes, with the values of that node."""
         words = {"rank": rank, "peer": 1 - rank, "address": self.two["addresses"][rank]}
         words["version"] = self.values["version"]
         rows = [(rank, *row) for row in self.two["instead"]] + self.settings.otherwise
@@ -154,7 +155,8 @@ def data(name: str) -> dict[str, Any]:
 
 
 def compiling(module: str, seconds: float, at: float) -> dict[str, Any]:
-    """Compile a module of FlashInfer at the first start: one file per second."""
+    """Write the files that FlashInfer compiles for a module at the first start, one file per
+    second."""
     return {"at": at, "module": module, "seconds": seconds}
 
 

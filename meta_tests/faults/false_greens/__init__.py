@@ -1,4 +1,6 @@
-"""The catalogue of false-green scenarios: each must not pass, and its clean twin must pass.
+"""The catalogue of false-green scenarios.
+
+No scenario may pass, and the same scenario without its fault (the clean twin) must pass.
 
 A module contains the cases of some items. A case is a pair of functions of a `Kit`: ``fault`` does
 what must not pass, ``clean`` does the same without the fault.
@@ -27,13 +29,13 @@ class Kit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a case.
+    """The result of a scenario.
 
     Attributes:
         verdict: The verdict of the run, of the metric, or of the decision that the case is about.
         text: The line with the reason.
         status: pytest's exit status; None if a case calls a function.
-        certified: The field of verdict.json.
+        certified: The field ``certified`` of verdict.json.
     """
 
     verdict: str
@@ -75,7 +77,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Return all cases, by item."""
+    """Return all cases. The keys are the items of the catalogue."""
     modules = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("__")]
     every: list[Case] = []
     for name in modules:

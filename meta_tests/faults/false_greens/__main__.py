@@ -1,4 +1,4 @@
-"""Run the whole catalogue of false-green scenarios, and write its table to ``--output``."""
+"""Run all false-green scenarios, and write their table to ``--output``."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from meta_tests.faults.false_greens import cases
 
 
 def main() -> int:
-    """Run the catalogue; return 1 if a fault is green, or a clean twin is not."""
+    """Run all scenarios. Return 1 if one with a fault is green, or one without its fault is not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""10: ``--ab`` checks that both sides ran as requested."""
+"""Item 10: ``--ab`` checks that both sides ran as requested."""
 
 import contextlib
 import itertools
@@ -63,7 +63,10 @@ class _Deaf(SideWatch):
 
 @dataclass
 class _Starts(AbRun):
-    """Both sides, whose starts are their logs; B is 20 % faster."""
+    """Both sides of an A/B comparison, whose starts are simulated by their logs.
+
+    B is 20 % faster.
+    """
 
     logs: Logs = field(default_factory=dict)
     folder: Path = Path()
@@ -101,7 +104,8 @@ def _kernel_path(server: Server) -> KernelPath:
 
 @in_two_steps
 def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
-    """Return the comparison and the hypothesis of one run, judged as the two tests do."""
+    """Return the comparison and the result of the hypothesis of one run, judged as the two tests of
+    the level do."""
     folder = kit.tmp_path / f"compared-{next(_NUMBERS)}"
     folder.mkdir()
     file = new_file(profile="meta", box=BoxReport(state="QUALIFIED", reason=""))
@@ -144,7 +148,7 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
 
 @in_two_steps
 def _whole_run(kit: Kit, sides: Sequence[str], faults: str = "") -> Outcome:
-    """Run ``pytest --ab`` on an engine whose B uses a fallback or not, or on two URLs."""
+    """Run ``pytest --ab`` on two URLs, or on an engine whose side B uses a fallback or does not."""
     profile_file = servers.matrix_profile(kit.tmp_path, text_file("lenient.toml"))
     status, run = kit.run_pytest(
         "-p", "meta_tests.fakes.matrix_engine", "--profile", str(profile_file),
@@ -158,7 +162,7 @@ def _whole_run(kit: Kit, sides: Sequence[str], faults: str = "") -> Outcome:
 
 
 class _Door(socketserver.ThreadingTCPServer):
-    """Another port of the server that listens on ``inside``."""
+    """Another port that forwards to the server which listens on the port ``inside``."""
 
     daemon_threads = True
     inside = 0
@@ -189,7 +193,7 @@ def _second_door(port: int) -> Iterator[str]:
 
 @in_two_steps
 def _urls(kit: Kit, same: bool) -> Outcome:
-    """Return two URLs: of one server behind two ports, or of two servers."""
+    """Return two URLs, either of one server behind two ports, or of two servers."""
     first = kit.timed_server("--rate", "500", "--model", "canary").base_url
     if same:
         with _second_door(int(first.rpartition(":")[2])) as other:
@@ -200,8 +204,7 @@ def _urls(kit: Kit, same: bool) -> Outcome:
 
 @in_two_steps
 def _answers(kit: Kit, sensible: bool) -> Outcome:
-    """Return the verdict on a B that answers noise, or the same as A, after an A that knows a
-    fact."""
+    """Return the verdict if A knows a fact and B answers noise, or the same as A."""
     run = AbRun(
         stand_in(redact=str, profile=profile.load("cpu-tiny-gpt-oss")),
         ab.parse_sides(["", "--x"]), None, lambda _side: None,
@@ -221,7 +224,7 @@ class _Seen(SideWatch):
 
 @in_two_steps
 def _logs(kit: Kit, lines: str) -> Outcome:
-    """Return the verdict on the log at a URL to which a server writes between the two readings of a
+    """Return the verdict if a server writes to the log at a URL between the two readings of a
     visit."""
     log = kit.tmp_path / f"b-{len(lines)}.log"
     decided = []

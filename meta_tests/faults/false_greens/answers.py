@@ -1,4 +1,4 @@
-"""11: answers within a tolerance that are incomplete or belong to another request."""
+"""Item 11: answers within a tolerance that are incomplete, or belong to another request."""
 
 import functools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _OTHER = b"A prompt of somebody else: "
 
 @in_two_steps
 def _in_a_batch(_body: Json, together: bool, reply: Json, change: Callable[[Json], None]) -> None:
-    """Change the answers of concurrent requests."""
+    """Change the answers of requests that run at the same time."""
     if together:
         change(reply)
 
@@ -44,13 +44,14 @@ def _others_ids_and_text(reply: Json) -> None:
 
 
 def _fork(reply: Json) -> int | None:
-    """Return the position at which the first two tokens are equally likely."""
+    """Return the position at which two tokens are equally likely for the first time."""
     return next((n for n, p in enumerate(reply["places"]) if p[0][1] - p[1][1] < 0.1), None)
 
 
 def _others_text(reply: Json) -> None:
-    """Give another request's text only to answers with two right continuations; the ids and texts
-    of others are known."""
+    """Give another request's text only to answers with two right continuations.
+
+    The ids and texts of other requests are known."""
     if _fork(reply) is not None:
         reply["text"] = answer(_OTHER, len(reply["ids"]), together=True)["text"]
 
@@ -68,8 +69,8 @@ def _ended_early(reply: Json) -> None:
 
 
 def _others_rest(reply: Json) -> None:
-    """Continue with another request's answer after the first position with two right continuations,
-    where no request can ask again."""
+    """After the first position with two right continuations, continue with another request's
+    answer, where no further request can check it."""
     fork = _fork(reply)
     reply["hides_prompt"] = True
     if fork is not None and fork + 1 < len(reply["ids"]):
@@ -86,7 +87,7 @@ def _others_rest_without_prompts(_body: Json, together: bool, reply: Json) -> No
 
 
 def _second_best(reply: Json) -> None:
-    """Always choose the second-best token: not greedy, but always the same."""
+    """Always choose the second-best token. This is not greedy, but always gives the same answer."""
     likeliest = reply["places"][-1]
     likeliest[0], likeliest[1] = likeliest[1], likeliest[0]
     reply["ids"][-1] = likeliest[0][0]
@@ -97,13 +98,13 @@ def _second_best(reply: Json) -> None:
 def _in_a_long_answer(
     _body: Json, _together: bool, reply: Json, change: Callable[[Json, int], None]
 ) -> None:
-    """Change an answer after its sixth token."""
+    """Change an answer only after its sixth token."""
     for number in range(6, len(reply["ids"])):
         change(reply, number)
 
 
 def _drifts(reply: Json, n: int) -> None:
-    """Add an error to each decode step, so that it accumulates."""
+    """Add an error to each decode step, so that the errors accumulate."""
     reply["places"][n] = [(t, value - 0.15 * (n - 5)) for t, value in reply["places"][n]]
 
 
@@ -116,7 +117,7 @@ def _accepts_a_draft(reply: Json, number: int) -> None:
 
 
 def _reads_a_wrong_block(body: Json, _together: bool, reply: Json) -> None:
-    """Read another request's block of the prefix cache that generated tokens filled."""
+    """Read a block of the prefix cache that another request filled with generated tokens."""
     if body["max_tokens"] == 1 and isinstance(body["prompt"], list) and len(body["prompt"]) > 30:
         other = answer(_OTHER, 1, together=False)
         reply.update(ids=other["ids"], places=other["places"], text=other["text"])
@@ -147,7 +148,7 @@ def _token_by_token(kit: Kit, server: Server) -> None:
 
 
 def _against_itself(kit: Kit, server: Server) -> None:
-    """Record a server, and compare it with the recording."""
+    """Record the answers of a server, and compare the same server with the recording."""
     asker = _asker(kit, server)
     prompts = continuations()
     recorded = golden.record(

@@ -1,4 +1,4 @@
-"""13: a certificate with a favourable selection of options, tests, gates and waivers."""
+"""Item 13: a certificate with a favourable selection of options, tests, gates and waivers."""
 
 import itertools
 import os
@@ -93,7 +93,7 @@ def _checkout(kit: Kit, change: Callable[..., None] = _nothing, *options: str) -
 
 
 def _change(folder: Path, *flags: str) -> None:
-    """Change a test and mark it as unchanged for git."""
+    """Change a test, and mark its file as unchanged for git."""
     for flag in flags:
         git(folder, "update-index", flag, _TEST)
     file = folder / _TEST
@@ -113,7 +113,7 @@ def _add(folder: Path, ignored: str = "") -> None:
 
 @in_two_steps
 def _tarball(kit: Kit, change: Callable[[Path], None] = _nothing) -> Outcome:
-    """Create the tests without a commit that identifies them."""
+    """Create the tests without a git commit that identifies them."""
     folder = _copy(kit)
     change(folder)
     foreign = certification.foreign_tests(folder)

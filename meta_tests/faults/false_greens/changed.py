@@ -1,4 +1,4 @@
-"""20: the tested software changes during the run."""
+"""Item 20: the tested software changes during the run."""
 
 import itertools
 import os
@@ -37,7 +37,8 @@ def _nothing(_folder: Path) -> None: ...
 
 @in_two_steps
 def _changes(kit: Kit, change: Callable[[Path], object]) -> Outcome:
-    """Start a server from a checkout, with a package and a checkpoint; then change one of them."""
+    """Start a server from a checkout with a package and a checkpoint, and then change one of these
+    three."""
     folder = kit.tmp_path / f"changed-{next(_NUMBERS)}"
     for name, text in _FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

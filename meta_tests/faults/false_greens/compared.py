@@ -1,4 +1,4 @@
-"""12: a comparison of two runs that differ in something that is not recorded."""
+"""Item 12: a comparison of two runs that differ in something that is not recorded."""
 
 import itertools
 from typing import Any

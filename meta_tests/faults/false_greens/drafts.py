@@ -1,4 +1,4 @@
-"""17: a server with speculative decoding, whose rate, clock or counters are wrong."""
+"""Item 17: a server with speculative decoding whose rate, timestamps or counters are wrong."""
 
 import tomllib
 from typing import Any
@@ -20,7 +20,7 @@ ROWS = tomllib.loads((DATA / "drafting-lies.toml").read_text("utf-8"))
 
 @in_two_steps
 def level(kit: Kit, *options: str) -> Outcome:
-    """Run tg32@d0 of the level on an attached server, with the gate of 52 tok/s of the shipped
+    """Run the test of tg32@d0 on an attached server, with the gate of 52 tok/s of the shipped
     profile."""
     server = kit.timed_server("--prefill-rate", "40000", *DRAFTS, *options)
     status, run = kit.run_pytest(

@@ -1,4 +1,4 @@
-"""7: the engine ends between two tests, although nobody stopped it."""
+"""Item 7: the engine ends between two tests, although nobody stopped it."""
 
 import time
 
@@ -17,7 +17,7 @@ from sm121.session.session import Session
 
 @in_two_steps
 def ends(session: Session, do: str, *then: str) -> None:
-    """Let a server end in this way; then request servers of these configurations."""
+    """End a server in the given way, and then request servers of the given configurations."""
     tell(session, f"do={do}")
     for configuration in then:
         session.run.server(configuration)

@@ -1,4 +1,4 @@
-"""7: an error that ends no process, in the server's log or in the kernel's messages."""
+"""Item 7: an error in the server's log or in the kernel's messages that ends no process."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 
 def stack(prefix: str, message: str, file: str, exception: str) -> str:
-    """Return a message with its traceback in vLLM's format: the prefix before each line."""
+    """Return a message with its traceback in vLLM's format, in which each line has the prefix."""
     lines = [message, *STACK.format(file).splitlines(), exception]
     return "\n".join(prefix + line for line in lines)
 
@@ -42,14 +42,14 @@ _NUMBERS = itertools.count()
 
 @in_two_steps
 def prints(session: Session, text: str) -> None:
-    """Let a server print a line and continue."""
+    """Let a server print a line to its log and continue to serve."""
     session.run.server()
     tell(session, f"do=print&text={quote(text)}")
 
 
 @in_two_steps
 def kernel_says(kit: Kit, arch: str, message: str) -> Outcome:
-    """Let the kernel log a message during a run on this architecture."""
+    """Let the Linux kernel log a message during a run on this architecture."""
 
     def doing(session: Session) -> None:
         session.run.target = dataclasses.replace(session.run.target, arch=arch)

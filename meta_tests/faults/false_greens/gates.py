@@ -1,4 +1,5 @@
-"""3, 4, 6: rates that a gate must not pass: throttling, correlated noise, dropped rounds."""
+"""Items 3, 4 and 6: rates that a gate must not pass, because of throttling, correlated noise, or
+dropped rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,8 +17,9 @@ Step = Callable[[Kit], Outcome]
 
 @in_two_steps
 def _series(_kit: Kit, rates: Sequence[float], left_out: int = 0) -> Outcome:
-    """Return the decision on rounds within 0.05 % of their level, without further rounds. This many
-    rounds were dropped, and may have been normal."""
+    """Return the decision on rounds that are within 0.05 % of their level, without further rounds.
+
+    The given number of rounds was dropped; these rounds may have been normal."""
     values = [rate * (1.0 + 0.0005 * (-1) ** at) for at, rate in enumerate(rates)]
     late = [(51.0, 55.0)] * left_out
     decision = gate.decide(values, gate_errors.RATE, maximum_rounds=len(values), left_out=late)
@@ -26,7 +28,7 @@ def _series(_kit: Kit, rates: Sequence[float], left_out: int = 0) -> Outcome:
 
 @in_two_steps
 def _served(kit: Kit, *server: str) -> Outcome:
-    """Return the decode rates of a server and the metrics after them."""
+    """Return the decode rates of a server, and the counters in its metrics afterwards."""
     status, run = kit.run_pytest(
         *(_LEVEL, "--arch", "sm121", "--configuration", "mxfp4", "--depths", "0"),
         *("-k", "decode_rate or concurrent_rate"),
@@ -37,7 +39,8 @@ def _served(kit: Kit, *server: str) -> Outcome:
 
 
 def _passed_too_often(verdicts: Mapping[Verdict, int]) -> Outcome:
-    """Return PASS if a gate passes in more than two of a hundred runs, by three standard errors."""
+    """Return PASS if a gate passes significantly more often than in two of a hundred runs (by three
+    standard errors)."""
     often = verdicts[Verdict.PASS] > _RUNS * gate_errors.ALLOWED + 4
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
     return Outcome("PASS" if often else "not passed", f"of {_RUNS} runs: {counts}")
@@ -66,7 +69,9 @@ def _independent() -> Step:
 
 @in_two_steps
 def _left_out(_kit: Kit, lateness: int, slow_share: float, distance: float) -> Outcome:
-    """`lateness`: the index in `gate_errors.LATENESS`."""
+    """Return the decision on rounds of which some are dropped.
+
+    `lateness` is the index in `gate_errors.LATENESS`."""
     level = gate_errors.THRESHOLD * (1.0 + distance)
     late = gate_errors.LATENESS[lateness]
     verdicts = gate_errors.left_out(late, level, slow_share, _RUNS, count_them=True)

@@ -1,4 +1,4 @@
-"""9: a log of another server proves the kernel path of an attached server."""
+"""Item 9: the log of another server proves the kernel path of an attached server."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ _NUMBERS = itertools.count()
 
 
 def file_of(kit: Kit, url: str, log: Path) -> VerdictFile:
-    """Return the verdict file of a script's session at a URL, with a log."""
+    """Return the verdict file of a script's session that attaches to a URL with a log."""
     file: list[VerdictFile] = []
 
     def doing(session: Session) -> None:
@@ -39,15 +39,17 @@ def file_of(kit: Kit, url: str, log: Path) -> VerdictFile:
 
 
 def two_logs(kit: Kit) -> tuple[Path, Path]:
-    """Return the files for the server's log and for the given log."""
+    """Return two files: the server's own log, and the log that the user names."""
     number = next(_NUMBERS)
     return kit.tmp_path / f"own-{number}.log", kit.tmp_path / f"given-{number}.log"
 
 
 @in_two_steps
 def given_log(kit: Kit, write: Callable[[Path, Path], None], *server: str) -> Outcome:
-    """Judge whether the kernel path of an attached server is proven by a log that `write` makes of
-    the server's own; FAIL if it is not."""
+    """Decide whether the kernel path of an attached server is proven by a log that `write` makes
+    from the server's own log.
+
+    The result is FAIL if the path is not proven."""
     log, copy = two_logs(kit)
     with attached_engine(log, *server) as (url, _), writing(write, log, copy):
         try:
@@ -61,7 +63,7 @@ def given_log(kit: Kit, write: Callable[[Path, Path], None], *server: str) -> Ou
 
 @contextlib.contextmanager
 def writing(write: Callable[[Path, Path], None], log: Path, copy: Path) -> Iterator[None]:
-    """Call `write` repeatedly, as a process does that keeps a log growing."""
+    """Call `write` repeatedly, like a process that continues to write to a log."""
     write(log, copy)
     over = threading.Event()
 
@@ -90,7 +92,8 @@ def a_copy(log: Path, copy: Path) -> None:
 
 @in_two_steps
 def with_a_start(log: Path, copy: Path, *, in_days: float = 0.0, **start: Any) -> None:
-    """Return the start of another server, followed by this server's lines about its requests."""
+    """Return the start of another server, followed by the lines of this server about its
+    requests."""
     access = [line for line in log.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
     if in_days:
         start["at"] = time.time() + in_days * 86400
@@ -99,7 +102,7 @@ def with_a_start(log: Path, copy: Path, *, in_days: float = 0.0, **start: Any) -
 
 @in_two_steps
 def a_copy_that_goes_on(log: Path, copy: Path, line: str) -> None:
-    """Let another process append a line repeatedly."""
+    """Let another process append a line to a copy of the log repeatedly."""
     a_copy(log, copy)
     with copy.open("a") as stream:
         stream.write(line + "\n")
@@ -111,7 +114,7 @@ def beginning_cut_off(log: Path, copy: Path) -> None:
 
 
 def put(file: Path, text: str) -> None:
-    """Write the whole file at once, so that nobody reads half of it."""
+    """Write the whole file at once, so that no reader gets a part of it."""
     new = file.with_suffix(".new")
     new.write_text(text, "utf-8")
     new.replace(file)
@@ -119,7 +122,7 @@ def put(file: Path, text: str) -> None:
 
 @in_two_steps
 def its_log_has_another_start(kit: Kit, *, share: bool) -> Outcome:
-    """Let two servers with different paths write into one file."""
+    """Let two servers with different kernel paths write into one file."""
     log = kit.tmp_path / f"shared-{share}.log"
     other = log.with_name(f"other-{share}.log")
     with attached_engine(log) as (url, _):

@@ -1,4 +1,4 @@
-"""16: a leak that is too small for a request's limit and large over a day."""
+"""Item 16: a leak that is too small for the limit per request, but large over a day."""
 
 import contextlib
 import random
@@ -27,8 +27,9 @@ _STEPS = ((20, 12.0), (90, 6.0), (110, 3.5), (150, 8.0))
 def _load(
     _kit: Kit, kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
 ) -> Outcome:
-    """Judge a minute of a load in which a server keeps this much memory after n requests. `device`:
-    memory of a GB10's device, which belongs to no process."""
+    """Judge a minute of a load in which a server keeps a given amount of memory after n requests.
+
+    `device` is memory of a GB10's device that belongs to no process."""
     noise = random.Random(1)
     samples = []
     for second in range(60):
@@ -48,7 +49,9 @@ def _load(
 
 @in_two_steps
 def _idle(_kit: Kit, blocks_in_use: float, blocks: int) -> Outcome:
-    """Judge a server that keeps this many blocks, or this share of them, after its load."""
+    """Judge a server that keeps some blocks of its KV cache in use after its load.
+
+    The argument is their number, or their share."""
     size = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1' * bool(blocks)
     page = f"vllm:kv_cache_usage_perc {blocks_in_use / (blocks or 1)}\n{size}\n"
     with mock.patch.object(aftermath, "_IDLE_WITHIN_S", 0.0):
@@ -66,7 +69,7 @@ def _heap(requests: int) -> float:
 
 @in_two_steps
 def _attached(kit: Kit, fault: str, *, proxied: bool = False) -> Outcome:
-    """Judge the memory of a server that somebody else started."""
+    """Judge the memory of a server that the suite has not started."""
     folder = kit.tmp_path / f"{fault}-{proxied}"
     folder.mkdir()
     (folder / "profile.toml").write_text(profile_text({}))

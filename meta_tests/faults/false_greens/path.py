@@ -1,4 +1,4 @@
-"""8: the kernel path changes after it was judged."""
+"""Item 8: the kernel path changes after it was judged."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -39,7 +39,8 @@ def says_before_a_restart(session: Session, line: str) -> None:
 
 @in_two_steps
 def on_a_gb10(kit: Kit, *lines: str) -> Outcome:
-    """Compare a GB10's log with these lines with the profile's path."""
+    """Compare the log of a GB10, with the given additional lines, with the path that the profile
+    requires."""
     log = kit.tmp_path / f"gb10-{len(lines)}.log"
     log.write_text("\n".join(lines) + "\n", "utf-8")
     required = profile.load("sm121-gpt-oss-120b").judging("marlin", "0.33.0").path_of("marlin")
@@ -49,7 +50,7 @@ def on_a_gb10(kit: Kit, *lines: str) -> Outcome:
 
 @in_two_steps
 def measured(_kit: Kit, *, leaves_the_path: bool) -> Outcome:
-    """Measure a rate while the log shows another path."""
+    """Measure a rate while the log shows another kernel path than before."""
     invalid: list[Invalidity] = []
     off_path = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
     metric = SimpleNamespace(

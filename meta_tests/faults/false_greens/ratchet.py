@@ -1,4 +1,4 @@
-"""5: stored runs that are no baseline, and changes since them."""
+"""Item 5: stored runs that must not be a baseline, and changes since them."""
 
 import json
 import tempfile
@@ -22,7 +22,8 @@ _GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8], "pp2048@d0": [9200.0, 9220, 
 
 
 def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | None) -> Outcome:
-    """Store several runs, each compared with the preceding one; return the outcome of the last."""
+    """Store several runs, each compared with the one before it, and return the outcome of the last
+    run."""
     storage = Path(tempfile.mkdtemp(dir=kit.tmp_path))
     server = kit.fault_server()
     status = 0
@@ -49,7 +50,7 @@ def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | No
 
 @in_two_steps
 def _changed(kit: Kit, change: Callable[[Any], None]) -> Outcome:
-    """Return a run like the named one, which was changed after it was stored."""
+    """Return a run like the named one that was changed after it was stored."""
     return _runs(kit, [1.0, 1.0], change)
 
 
@@ -73,7 +74,7 @@ def _red(stored: Any) -> None:
 
 @in_two_steps
 def _baseline(_kit: Kit, **changes: Any) -> Outcome:
-    """Return whether a stored run is a baseline for its own context."""
+    """Return whether a stored run is a baseline for another run with the same context."""
     context: dict[str, Any] = dict.fromkeys(("profile", "model", "path", "definition"))
     entry = {
         "sm121": 1, "metric": "tg32@d0", "unit": "tok/s", "higher_is_better": True,
@@ -96,7 +97,7 @@ def _judged(change: Change) -> Outcome:
 def _against_one_run(
     _kit: Kit, name: str, unit: str, before: list[float], now: list[float]
 ) -> Outcome:
-    """Judge a metric with few samples by the only stored run."""
+    """Judge a metric that has few samples by the only stored run."""
     run = past_runs.stored_run("0001", _rate(name, unit, before))
     return _judged(*trend.compare({name: _rate(name, unit, now)}, [run], _LIMITS))
 
@@ -109,7 +110,7 @@ _NOW: dict[str, Any] = {
 
 
 def _unlike(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a context that differs in this key, or in the named keys of a table."""
+    """Return a context that differs in the given key, or in the given keys of a table."""
     return now | {
         key: now[key] | value if isinstance(value, dict) else value
         for key, value in changes.items()
@@ -118,7 +119,9 @@ def _unlike(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 @in_two_steps
 def _after(kit: Kit, *contexts: dict[str, Any], share: float = 0.6) -> Outcome:
-    """Judge a run at this share of the rate of earlier runs, whose contexts differ in this."""
+    """Judge a run whose rate is the given share of earlier runs' rate.
+
+    The contexts of the runs differ in the given entries."""
     rates = [100.0 + 0.1 * at for at in range(8)]
     before, now = (_rate("tg32@d0", "tok/s", [v * by for v in rates]) for by in (1, share))
     runs = [past_runs.stored_run("0001_x.json", before, **_unlike(_NOW, each)) for each in contexts]

@@ -1,4 +1,4 @@
-"""17: an attached server is replaced behind its URL."""
+"""Item 17: an attached server is replaced by another one behind its URL."""
 
 import contextlib
 import dataclasses
@@ -21,10 +21,11 @@ class Replaced:
 
     Attributes:
         start: Arguments of the server.
-        then: Arguments of its replacement; None: it stays.
-        proxy: Arguments of a proxy in front of both; None: both listen at the URL.
-        measuring: It happens between two rounds of a second rate, not between two tests.
-        with_log: The log of the first server is given.
+        then: Arguments of its replacement. If None, the server is not replaced.
+        proxy: Arguments of a proxy in front of both servers. If None, both listen at the URL.
+        measuring: Whether the replacement happens between two rounds of a second rate, and not
+            between two tests.
+        with_log: Whether the user names the log of the first server.
         core: Only its engine core ends, and the server starts another.
     """
 
@@ -37,7 +38,7 @@ class Replaced:
 
     @property
     def stays(self) -> "Replaced":
-        """Return the clean twin: nothing happens to the server."""
+        """Return the clean twin, in which the server is not replaced."""
         return dataclasses.replace(self, then=None)
 
     def __call__(self, kit: Kit) -> Outcome:

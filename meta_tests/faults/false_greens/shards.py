@@ -1,4 +1,4 @@
-"""15: a merged run with a better verdict than its worst shard."""
+"""Item 15: a merged run with a better verdict than that of its worst shard."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 def _written(folder: Path, file: VerdictFile, edit: dict[str, Any] | None) -> Path:
-    """Return a folder with a run in whose verdict.json these fields were changed."""
+    """Return a folder with a run in whose verdict.json the given fields were changed."""
     folder.mkdir(parents=True)
     verdict_file.write(file, folder / "verdict.json")
     if edit is not None:
@@ -54,7 +54,7 @@ def _shard(index: int, **changed: Any) -> VerdictFile:
 
 @in_two_steps
 def _merged(kit: Kit, *others: VerdictFile, edit: dict[str, Any] | None = None) -> Outcome:
-    """Merge several shards, the last of which was changed."""
+    """Merge several shards, of which the last one was changed."""
     files = (_shard(1), *others)
     folders = [
         _written(kit.tmp_path / f"shard-{next(_NUMBERS)}", file, edit if n == len(files) else None)

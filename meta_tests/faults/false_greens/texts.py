@@ -1,4 +1,4 @@
-"""15: wrong texts of timed requests, if nobody checks them."""
+"""Item 15: wrong texts of timed requests, if nothing checks them."""
 
 from meta_tests.two_steps import in_two_steps
 from sm121.client.completions import Asker
@@ -18,7 +18,7 @@ BOUND = AgreementBound(max_abs=1.0, mean_abs=0.25, fork=0.75, source="as sm121-g
 
 @in_two_steps
 def measured(kit: Kit, lie: str, *options: str) -> Outcome:
-    """Measure the decode rate of a server whose text is wrong only at a depth."""
+    """Measure the decode rate of a server whose text is wrong only at one depth."""
     served = ("--rate", "400", "--lies-from", "1000", "--lie", lie, *options)
     url = kit.timed_server(*served).base_url
     endpoint = Endpoint(url, "none", "gpt-oss-120b")

@@ -1,4 +1,4 @@
-"""17: a build that lost an ability that a check needs, so that the check is NOT_RUN."""
+"""Item 17: a build that lost an ability which a check needs, so that the check is NOT_RUN."""
 
 import contextlib
 import itertools
@@ -31,7 +31,7 @@ BOUND = level_settings.AgreementBound(max_abs=0.1, mean_abs=0.1, fork=0.1, sourc
 
 
 def decided(ask: Callable[[], object]) -> Outcome:
-    """Return a run's verdict on a check; a check that did not run cannot fail a run."""
+    """Return the verdict of a run on a check. A check that did not run cannot make a run fail."""
     try:
         ask()
     except unmet.Unmet as failure:
@@ -43,7 +43,7 @@ def decided(ask: Callable[[], object]) -> Outcome:
 
 @in_two_steps
 def cached(_kit: Kit, *hits: float | None) -> Outcome:
-    """A server whose log says that its prefix cache is on, with its counters."""
+    """A server whose log says that its prefix cache is on, and the counters of that cache."""
     with scripted() as server:
         texts = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
         counts = iter(hits)
@@ -52,8 +52,10 @@ def cached(_kit: Kit, *hits: float | None) -> Outcome:
 
 @in_two_steps
 def again(_kit: Kit, cost: float = 0.0, change: Callable[[Json], None] | None = None) -> Outcome:
-    """A server that counts hits of its prefix cache: a hit costs this share of the prefill, and
-    changes the answer in this way. Without a change the time is judged, otherwise the answer."""
+    """A server that counts hits of its prefix cache.
+
+    A hit costs the given share of the prefill, and changes the answer in the given way. Without a
+    change, the time is judged, otherwise the answer."""
     cache = set[str]()
     counts = itertools.count(0.0, 65_536.0)
 
@@ -72,7 +74,8 @@ def again(_kit: Kit, cost: float = 0.0, change: Callable[[Json], None] | None = 
 
 @in_two_steps
 def other(answered: Json, tokens: int) -> None:
-    """Choose the second likeliest token at this many positions, as if it were the likeliest."""
+    """Choose the second likeliest token at the given number of positions, and report it as the
+    likeliest."""
     for n, ((best, log), (second, less), third) in enumerate(answered["places"][:tokens]):
         answered["places"][n] = [(second, log), (best, less), third]
         answered["ids"][n] = second
@@ -83,13 +86,14 @@ def same(_answered: Json) -> None: ...
 
 
 def unsure(answered: Json) -> None:
-    """Make the first token less likely than without the cache."""
+    """Make the first token less likely than it is without the cache."""
     answered["places"][0] = [(token, log - 0.3) for token, log in answered["places"][0]]
 
 
 @in_two_steps
 def streams(kit: Kit, count: int, slots: int) -> Outcome:
-    """Send as many concurrent streams as a server was configured for, which has fewer places."""
+    """Send as many concurrent streams as a server was configured for, although the server runs
+    fewer at a time."""
     url = kit.timed_server("--rate", "400", "--slots", str(slots)).base_url
     with opened(url, kit.tmp_path / f"streams-{slots}") as server:
         server.slots_sure = True
@@ -98,7 +102,7 @@ def streams(kit: Kit, count: int, slots: int) -> Outcome:
 
 
 def speculation(url: str, asker: Mock, method: str) -> Speculation:
-    """Test a server at a URL that was started with a drafter."""
+    """Test a server that was started with a drafter, and is attached by its URL."""
     server = Server(Endpoint(url, "k", "m"), True, "vllm", "0.32.0", None, None, None)
     can = capabilities.capabilities_of("vllm", "0.32.0")
     texts = prompts.continuations()
@@ -107,7 +111,7 @@ def speculation(url: str, asker: Mock, method: str) -> Speculation:
 
 @contextlib.contextmanager
 def counting(counts: Callable[[], Mapping[str, float]]) -> Iterator[str]:
-    """Start a server whose metrics count drafts; return its URL."""
+    """Start a server whose metrics count drafts, and return its URL."""
 
     class Handler(JsonHandler):
         def do_GET(self) -> None:
@@ -120,7 +124,8 @@ def counting(counts: Callable[[], Mapping[str, float]]) -> Iterator[str]:
 
 @in_two_steps
 def drafts(_kit: Kit, method: str, step: int) -> Outcome:
-    """A server that was started with a drafter, and counts this many drafts at each reading."""
+    """A server that was started with a drafter, and counts the given number of drafts at each
+    reading."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
     looks = itertools.count(step, step)
     with counting(lambda: dict.fromkeys(names, next(looks))) as url:
@@ -130,8 +135,8 @@ def drafts(_kit: Kit, method: str, step: int) -> Outcome:
 
 @in_two_steps
 def accepted(_kit: Kit, *shares: float) -> Outcome:
-    """A server that accepts this share of its drafts while one request runs, while two run, and so
-    on."""
+    """A server that accepts the given shares of its drafts: the first while one request runs, the
+    second while two run, and so on."""
     drafted = Counter[str]()
 
     def answer(requests: Sequence[Request]) -> Sequence[Request]:
@@ -149,8 +154,9 @@ def accepted(_kit: Kit, *shares: float) -> Outcome:
 
 @in_two_steps
 def samples(_kit: Kit, cut: expected_samples.Cut | bool, share: float) -> Outcome:
-    """A server that omits the log-probabilities of some sampled answers. `cut`: the number of the
-    request, or False."""
+    """A server that omits the log-probabilities of some sampled answers.
+
+    `cut` is the number of the affected request, or False."""
     chance = random.Random(3)
 
     def lacking(body: Json) -> Json:

@@ -1,4 +1,6 @@
-"""Runs inside vLLM's workers on a CPU: once a file exists, rank 1 enters no collective any more.
+"""Make rank 1 enter no collective operation any more, once a file exists.
+
+This module runs in vLLM's workers on a CPU.
 
 vLLM is started with ``--worker-extension-cls hanging_collective.Hanging``, this folder on
 ``PYTHONPATH``, and the path of the file in ``SM121_META_HANGS_IF``. No process ends or is stopped:
@@ -27,4 +29,4 @@ CpuCommunicator.all_reduce = _reduce_or_hang
 
 
 class Hanging:
-    """An empty class: the patch is made when the worker imports this module."""
+    """An empty class. The patch is made when the worker imports this module."""

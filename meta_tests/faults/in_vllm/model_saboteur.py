@@ -1,4 +1,4 @@
-"""Runs inside vLLM's worker, and injects one known fault at a time into the served model.
+"""Inject one known fault at a time into the served model. This module runs in vLLM's worker.
 
 vLLM is started with ``--worker-extension-cls model_saboteur.Saboteur`` and in development mode.
 ``POST /collective_rpc {"method": "sabotage", "args": [NAME]}`` removes the present fault and
@@ -28,8 +28,9 @@ NOTHING = "nothing"
 
 
 class _Packing:
-    """The kernels for which vLLM packed the experts when it loaded them: AMX's or the portable
-    ones."""
+    """The kernels for which vLLM packed the experts when it loaded them:
+
+    AMX kernels or the portable ones."""
 
     isa = "vec"
 
@@ -78,7 +79,8 @@ class Patcher:
             self._undo.pop()()
 
     def load_the_rest(self, tensors: dict[str, Tensor]) -> None:
-        """Load sinks and experts, which `reload_weights` of vLLM 0.32 does not load on the CPU."""
+        """Load the sinks and the experts, which `reload_weights` of vLLM 0.32 does not load on the
+        CPU."""
         for n, layer in enumerate(self.layers):
             layer.attn.sinks.copy_(tensors[f"model.layers.{n}.self_attn.sinks"])
             experts = layer.mlp.experts.routed_experts
@@ -92,7 +94,9 @@ class Patcher:
     # Helpers of several faults
 
     def output(self, change: Callable[[Tensor, Any], None], layer: int = 1) -> None:
-        """Change the attention output [tokens, heads, size] of one layer, given the metadata."""
+        """Change the attention output [tokens, heads, size] of one layer.
+
+        The change also gets the metadata."""
         broken = self.layers[layer].attn.attn.impl
 
         def run(forward: Any, impl: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -106,7 +110,7 @@ class Patcher:
         self.wrap(Attention, "forward", run)
 
     def metadata(self, change: Callable[[Any], Any]) -> None:
-        """Change the metadata of every attention; `change` restores it itself."""
+        """Change every attention's metadata. The function `change` restores them itself."""
 
         def run(forward: Any, impl: Any, *arguments: Any, **keywords: Any) -> Any:
             changed = list(arguments)  # layer, q, k, v, cache, metadata, ...
@@ -154,7 +158,9 @@ class Patcher:
             self.write(cache, torch.cat((angle.cos(), angle.sin()), -1).to(cache.dtype) * scale)
 
     def routed(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Change the shares [tokens, k] of the chosen experts, given their ids."""
+        """Change the routing weights [tokens, k] of the chosen experts.
+
+        The change also gets the experts' ids."""
 
         def run(experts: Any, out: Any, x: Any, w13: Any, w2: Any, b13: Any, b2: Any,
                 shares: Any, ids: Any, *more: Any, **keywords: Any) -> Any:  # fmt: skip
@@ -163,7 +169,8 @@ class Patcher:
         self.wrap(cpu_moe, "cpu_fused_moe", run)
 
     def activation(self, *, alpha: float = 1.702, limit: float = 7.0, offset: float = 1.0) -> None:
-        """Compute the experts again in PyTorch, from the checkpoint, with another activation."""
+        """Compute the experts again in PyTorch with another activation, from the weights of the
+        checkpoint."""
         tensors = dict(checkpoint(self.runner.model_config.model))
         names = {
             layer.mlp.experts.routed_experts.w2_bias.data_ptr(): f"model.layers.{n}.mlp.experts"
@@ -212,10 +219,10 @@ def checkpoint(model: str) -> Iterator[tuple[str, Tensor]]:
 
 
 class Saboteur:
-    """A mixin of vLLM's worker."""
+    """A class that is mixed into vLLM's worker class."""
 
     def sabotage(self, name: str) -> str:
-        """Inject one fault and remove the preceding one; `nothing` injects none."""
+        """Inject a fault and remove the one before it. The name `nothing` injects none."""
         patcher = getattr(self, "_patcher", None)
         if patcher is None:
             patcher = self._patcher = Patcher(self)
@@ -245,7 +252,7 @@ class Saboteur:
 
 
 def _gate_and_up(change: Callable[[Tensor], Tensor]) -> Fault:
-    """Change the weight [E, H, 2I] and the bias [E, 2I]."""
+    """Change the weight [E, H, 2I] and the bias [E, 2I] of the experts' first matrix."""
     return lambda name: ".experts.gate_up_proj" in name, change
 
 
@@ -258,7 +265,7 @@ def _is(name: str) -> Callable[[str], bool]:
 
 
 def _scaled(t: Tensor, part: Any) -> Tensor:
-    """Change a part by one step of its scale."""
+    """Change a part of a tensor by one step of its scale."""
     t = t.clone()
     t[part] *= 2
     return t
@@ -391,7 +398,7 @@ def _queries(metadata: Any) -> Tensor:
 
 
 def _positions(metadata: Any) -> Tensor:
-    """Return the position of every token of a step."""
+    """Return the position of every token of a step in its sequence."""
     lengths = _queries(metadata)
     ends = torch.repeat_interleave(metadata.query_start_loc[1:], lengths)
     last = torch.repeat_interleave(metadata.seq_lens, lengths)

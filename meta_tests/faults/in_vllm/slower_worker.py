@@ -1,6 +1,7 @@
-"""Runs inside vLLM's worker, and lengthens every forward pass by the fraction ``SLOWED_BY``. vLLM
-is started with ``--worker-extension-cls slower_worker.Slower``. This module imports nothing of the
-suite."""
+"""Lengthen every forward pass by the fraction ``SLOWED_BY``. This module runs in vLLM's worker.
+
+vLLM is started with ``--worker-extension-cls slower_worker.Slower``. This module imports nothing
+from the suite."""
 
 import functools
 import os
@@ -14,7 +15,7 @@ _SHARE = float(os.environ.get("SLOWED_BY", "0"))
 
 
 class Slower:
-    """An empty class: the patch is made when the worker imports this module."""
+    """An empty class. The patch is made when the worker imports this module."""
 
 
 def _slower(forward: Callable[..., Any]) -> Callable[..., Any]:

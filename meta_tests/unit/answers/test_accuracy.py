@@ -1,4 +1,4 @@
-"""The share of right answers and its interval, which decide on published scores."""
+"""The share of right answers and its confidence interval, which decide on published scores."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from sm121.core.verdict import Inconclusive
 
 
 def test_the_interval_is_wilsons():
-    """Newcombe 1998, table I: 81 of 263 is 0.2553 to 0.3662."""
+    """The interval is Wilson's: in Newcombe 1998, table I, 81 of 263 give 0.2553 to 0.3662."""
     interval = accuracy.interval_of(81, 263)
     assert interval.low == pytest.approx(0.2553, abs=5e-5)
     assert interval.high == pytest.approx(0.3662, abs=5e-5)

@@ -1,4 +1,5 @@
-"""Two runs of one prompt are equal, within the noise, continued differently, or different."""
+"""Two runs of one prompt are equal, equal within the noise, different but both right, or
+different."""
 
 import dataclasses
 import json
@@ -26,7 +27,7 @@ NOISY = level_settings.AgreementBound(max_abs=0.2, mean_abs=0.1, fork=0.1, sourc
 
 
 def at(token: int, p: float = 0.6, **others: float) -> Position:
-    """A position whose token has probability p; other tokens are given as t<ID>=p."""
+    """Return a position whose token has probability p. Other tokens are given as t<ID>=p."""
     top = {f"token_id:{name[1:]}": math.log(value) for name, value in others.items()}
     name = f"token_id:{token}"
     return Position(name, math.log(p), {name: math.log(p), **top})
@@ -144,7 +145,7 @@ def test_the_bound_of_bf16_lies_between_rounding_and_a_fault(steps, share, agree
 def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
     """`resumed` is what the server generates after the judged run's token at the fork.
 
-    None means that the engine does not accept token ids, so that it cannot continue there.
+    It is None if the engine does not accept token ids, so that the server cannot continue there.
     """
     judgement = agreement.compare_runs(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
     assert judgement.forks == forks and judgement.unjudged == (forks and resumed is None)
@@ -167,8 +168,10 @@ def test_after_two_right_continuations_the_rest_is_requested_again():
 
 
 def test_two_right_answers_in_turn_are_no_degradation():
-    """model-serving-minefield, trap 108: one prompt had two answers in turn, each compared with the
-    first of the series. An answer that was never as likely is wrong, however rare it is."""
+    """In trap 108 of model-serving-minefield, one prompt had two answers in turn, each compared
+    with the first answer.
+
+    An answer that was never as likely is wrong, however rare it is."""
     series = {"A": ATTRACTOR, "B": OTHER, "C": [at(1), at(9, 0.46, t2=0.2), at(8)]}
 
     def wrong(letters: str) -> list[int]:
@@ -327,7 +330,7 @@ def test_an_answer_that_may_end_early_has_finish_reason_stop():
     ],
 )
 def test_one_banned_token_may_be_likelier(likelier, bans, passes):
-    """llama.cpp bans the end token for `ignore_eos`, and sends its log-probability all the same."""
+    """llama.cpp bans the end token for `ignore_eos`, but still sends its log-probability."""
     first, second = likelier
     places = (at(97, 0.3, **{f"t{first}": 0.6}), at(98, 0.3, **{f"t{second}": 0.6}))
     answered = dataclasses.replace(WHOLE, positions=places)
@@ -400,7 +403,9 @@ def test_missing_token_ids_fail_vllm_and_are_not_run_for_other_engines():
     ],
 )
 def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error, reason):
-    """The context that the server reports decides; within it an answer has the requested length."""
+    """The context that the server reports decides.
+
+    Within this context, an answer must have the requested length."""
 
     def cut(_body, _together, answered):
         answered["ids"], answered["places"] = answered["ids"][:tokens], answered["places"][:tokens]

@@ -1,5 +1,6 @@
-"""The exams: right answers of a large model pass in any words, and wrong ones fail. Scripted
-servers answer over real HTTP; `data/exam-answers.toml` contains the answers."""
+"""Exams accept right answers of a large model in any words, and refuse wrong ones.
+
+Scripted servers answer over real HTTP; `data/exam-answers.toml` contains the answers."""
 
 import tomllib
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def _chat(answers: object) -> list[ScriptedAnswer]:
 
 
 def healthy(section: str, variant: int = 0) -> dict[str, list[ScriptedAnswer]]:
-    """Return a right chat for each question, in one of its phrasings."""
+    """Return a right chat for each question. Each chat uses one of the phrasings."""
     rights = {name: answers["right"] for name, answers in ANSWERS[section].items()}
     return {name: _chat(right[variant % len(right)]) for name, right in rights.items()}
 
@@ -39,7 +40,7 @@ def sits(
     section: str, script: Script, paper: exam.Exam = EXAM,
     engine: tuple[str, str] = ("vllm", "0.32.0"), **options,
 ) -> list[str]:  # fmt: skip
-    """Let a server take a section of the exam; return the remarks."""
+    """Let a server answer a section of the exam, and return the remarks."""
     remarks: list[str] = []
     with scripted(script, **options) as endpoint:
         api = client.Api(endpoint, capabilities.capabilities_of(*engine))
@@ -54,7 +55,7 @@ def sits(
 
 
 def with_one(section: str, question: str, misses: int = 0) -> exam.Exam:
-    """Return the exam with one question, without allowed misses."""
+    """Return the exam with only one question, and without allowed misses."""
     whole = EXAM.section(section)
     one = tuple(each for each in whole.questions if each.id == question)
     shorter = whole.model_copy(update={"questions": one, "misses": misses})
@@ -94,7 +95,8 @@ def test_each_question_has_answers_to_try_it_with():
 
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "canary"])
 def test_expected_calls_fit_the_functions(name):
-    """Text arguments are patterns, so only keys, numbers and objects are compared."""
+    """Text arguments of the expected calls are patterns, so only keys, numbers and objects are
+    compared with the schemas."""
     tools = exam.load(name).section("tools")
     schemas = {f["function"]["name"]: f["function"]["parameters"] for f in tools.functions}
     calls = [call for q in tools.questions for turn in q.turns for call in turn.calls]
@@ -109,7 +111,7 @@ def test_expected_calls_fit_the_functions(name):
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("variant", range(3))
 def test_a_healthy_server_misses_nothing(section, variant):
-    """In each phrasing, without using an allowed miss."""
+    """A healthy server passes with each phrasing, and no allowed miss is used."""
     questions = EXAM.section(section)
     total = len(questions.questions)
     (remark,) = sits(section, script_of(questions, healthy(section, variant)))
@@ -117,8 +119,10 @@ def test_a_healthy_server_misses_nothing(section, variant):
 
 
 def test_every_phrasing_of_a_fact_is_judged():
-    """All phrasings, right and wrong, and each right one as the answer to each other fact; three of
-    each were requested over HTTP."""
+    """All phrasings are judged, right and wrong ones, and each right one as the answer to each
+    other fact.
+
+    Three of each were requested over HTTP."""
     turns = {question.id: question.turns[-1] for question in EXAM.facts.questions}
     for name, answers in ANSWERS["facts"].items():
         rights = {
@@ -139,7 +143,7 @@ def test_a_wrong_answer_is_a_miss(section, question, wrong):
 
 @pytest.mark.parametrize(("section", "question", "broken"), each("broken", ("formats",)))
 def test_an_answer_that_is_not_in_its_form_is_broken(section, question, broken):
-    """It fails even if misses are allowed."""
+    """An answer that does not have the required form fails even if misses are allowed."""
     answers = {**healthy(section), question: broken}
     with pytest.raises(AssertionError, match=f"formats: whole answers, got {question}: "):
         sits(section, script_of(EXAM.section(section), answers))
@@ -193,7 +197,7 @@ def test_arguments_that_are_not_json_are_the_servers_fault():
 
 
 def test_an_unsupported_form_is_not_run_and_the_other_forms_are_judged():
-    """SGLang does not support `choice`."""
+    """SGLang does not support `choice`, so this form is NOT_RUN, and the other forms are judged."""
     for text, error, reason in (
         ("1989-11-09", NotRun, r"1 of 5 .* 4 of 4 right\. .* a-mammal: SGLang .*choice"),
         ("9 November 1989", AssertionError, "whole answers, .*a-date"),
@@ -335,7 +339,7 @@ def test_a_short_context_is_not_run_with_what_is_missing(context, reason):
     ],
 )
 def test_every_shipped_profile_has_its_exam(name, expected, reads_documents):
-    """If a profile had no exam, the exam's test would be missing in its certificate."""
+    """If a profile had no exam, its certificate would lack the test of the exam."""
     shipped = profile.load(name)
     assert exam.load(shipped.correctness.exam).name == expected
     assert ("long_document" in shipped.correctness.cannot) is not reads_documents
@@ -357,7 +361,7 @@ def _run(run_pytest, endpoint, file: str, chosen: str, *options):
 
 @pytest.mark.slow("a whole run")
 def test_a_whole_run_sits_the_exam(run_pytest, tmp_path):
-    """An attached server that knows its facts passes; one that does not fails."""
+    """An attached server that knows the facts passes the exam, and one that does not fails."""
     file = own_profile(tmp_path, 'description = "x"\n')
     wrong = {name: ["Paris"] for name in ANSWERS["facts"]}
     for answers, verdict in ((healthy("facts"), "PASS"), (wrong, "FAIL")):
@@ -393,8 +397,9 @@ def test_a_wrong_exam_ends_a_run_before_it_begins(run_pytest, tmp_path):
 def in_one_chat(
     spoils: Callable[[list[dict]], ScriptedAnswer] = lambda messages: None, variant: int = 0
 ) -> Script:
-    """Give the right answers of the tools section to the last question of a chat, unless `spoils`
-    gives another answer."""
+    """Return a script that gives the right answers of the tools section in one chat.
+
+    If `spoils` gives another answer to the last question, that one is used."""
     answers = healthy("tools", variant)
     questions = {question.turns[0].user: question.id for question in EXAM.tools.questions}
 
@@ -422,8 +427,10 @@ def test_a_healthy_server_in_a_long_chat_with_tools(variant):
     "loop", ["!" * 200, "the the " * 40, ""], ids=["token 0", "one word", "nothing"]
 )
 def test_a_loop_after_many_results_of_tools_is_noticed(loop):
-    """As with an NVFP4 KV cache: right alone, and a loop of token 0 (`!`) once the chat contains
-    several results. Each question alone has at most two results."""
+    """With an NVFP4 KV cache, answers were right for each question alone, but became a loop of
+    token 0 (`!`) once the chat contained several results.
+
+    Each question alone has at most two results."""
 
     def spoils(messages: list[dict]) -> ScriptedAnswer:
         has_many = sum(message["role"] == "tool" for message in messages) >= 5

@@ -1,4 +1,4 @@
-"""Exam files: what a user's file may omit, and the messages for wrong ones."""
+"""Exam files of users: what they may omit, and the messages for wrong files."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def own_exam(tmp_path: Path, *lines: str) -> Path:
 
 
 def test_an_exam_of_ones_own_needs_two_lines(tmp_path):
-    """A section has defaults; a missing one is NOT_RUN, and the reason says what to add."""
+    """A section has defaults. A missing section is NOT_RUN, and the reason says what to add."""
     mine = exam.load(str(own_exam(tmp_path, *OWN)))
     assert (mine.name, mine.answer_tokens) == ("mine", 1536)
     assert [each.prompt for each in mine.completions] == ["The capital of France is"]

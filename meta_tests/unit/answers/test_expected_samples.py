@@ -1,5 +1,7 @@
-"""Samples are compared with their own log-probabilities. A scripted engine with any fault of
-sampling fails, and without a fault passes; the power and the false alarms are as documented."""
+"""Samples are compared with their own log-probabilities.
+
+A scripted engine with any fault of sampling fails, and one without a fault passes. The power and
+the rate of false alarms are as documented."""
 
 import random
 from collections import Counter
@@ -45,7 +47,7 @@ SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow("another seed")) for n in (
 
 
 def hold(test: str, sampler: Sampler) -> None:
-    """Do what a test of `tests/test_correctness.py` does."""
+    """Do the same as a test of `tests/test_correctness.py`."""
     name, _, parameter = test.rstrip("]").partition("[")
     CHECKS[name](sampler, parameter)
 
@@ -59,7 +61,7 @@ def check(test: str, change, seed: int, engine: str = "vllm") -> None:
 
 
 def judge_drafts(change, seed: int) -> None:
-    """Judge the samples of a scripted server at drafted positions."""
+    """Judge the samples of a scripted server at the drafted positions."""
     with sampling(change, seed) as endpoint:
         server = Server(endpoint, False, "vllm", None, None, None, None)
         can = capabilities.capabilities_of("vllm", "0.32.0")
@@ -102,14 +104,15 @@ def test_samples_at_drafted_positions_are_judged(drafted):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equally_likely_tokens_are_counted_for_any_draw(monkeypatch, seed):
-    """In BF16 many tokens are equally likely, and vLLM lists the drawn one first."""
+    """In BF16, many tokens are equally likely, and vLLM lists the drawn one first."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     judge_drafts(lambda body: body, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equally_likely_tokens_are_no_false_alarm_of_the_temperature(monkeypatch, seed):
-    """An engine lists the drawn token first, so the order of the list must not decide."""
+    """An engine lists the drawn token first, so the order of the list must not decide on the
+    temperature."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     check(TEMPERATURE, lambda body: body, seed)
 
@@ -128,7 +131,9 @@ def test_a_parameter_unknown_to_the_engine_is_not_run():
 
 @pytest.mark.parametrize("test", TESTS)
 def test_tokens_without_alternatives_are_a_finding(test):
-    """`max()` of an empty list ended the check as a crash of the suite."""
+    """Tokens without alternatives are a finding.
+
+    Before, `max()` of an empty list made the suite crash."""
     if "each_form" in test or "seed" in test:
         pytest.skip("nothing of it needs alternatives")
     with pytest.raises(Unmet, match="alternatives listed with each token"):
@@ -159,7 +164,7 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
     ratios = np.array([*map(of_token, top)])
 
     def decided(actual: float) -> tuple[float, float]:
-        """Return the share of runs that fail, and the samples of a run."""
+        """Return the share of runs that fail, and the number of samples of a run."""
         likely = [*expected_samples.shares(top, actual).values()]
         batches = 0
         logarithms = np.zeros((RUNS, 2))
@@ -184,7 +189,9 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
 
 
 def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
-    """The bias leaves 5 % of the penalty, and a wrong penalty reverses the odds."""
+    """A penalty that is off by a tenth is detected in 99 of 100 runs.
+
+    The bias compensates for all but 5 % of the penalty, and a wrong penalty reverses the odds."""
     random = np.random.default_rng(6)
     few = sample_source.FEW
     least = min(low for name, (_, low, _) in sample_source.RANGES.items() if "ce_pen" in name)
@@ -200,8 +207,10 @@ def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
 
 
 def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
-    """A tighter cut omits tokens at the edge, a looser one includes others, in the given number of
-    samples: see `cuts.find_cuts`."""
+    """A cut-off (top_p, top_k, min_p) that is off by a tenth is detected in 99 of 100 runs.
+
+    A tighter cut-off omits tokens at the edge, and a looser one includes more, in the given number
+    of samples (see `cuts.find_cuts`)."""
     with sampling(lambda body: body, 1) as endpoint:
         sampler = Sampler(client.Api(endpoint, capabilities.capabilities_of("vllm", "0.32.0")), 1)
         cases = [(cut, case) for cut in cuts.CUTS for case in sampler.find_cuts(cut).values()]
@@ -255,7 +264,7 @@ def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallie
 
 
 def counted_requests(hold_all) -> Counter[str]:
-    """Return the number of requests that checks send to a correct server, by kind."""
+    """Return the number of requests of each kind that checks send to a correct server."""
     sent = Counter[str]()
 
     def count(body):
@@ -278,7 +287,10 @@ def test_the_checks_of_a_server_share_their_greedy_chats():
 
 @pytest.mark.parametrize("form", ["streamed completion", "streamed chat"])
 def test_no_request_is_sent_after_the_decision_on_a_form(form):
-    """Of 24 requests, 4 greedy and 4 cut ones decide, and as many hot ones as repeat the first."""
+    """After a decision, no further request of this form is sent.
+
+    Of 24 requests, the check needs 4 greedy ones, 4 with a cut-off, and as many hot ones as repeat
+    the first text."""
     sent = counted_requests(
         lambda sampler: sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
     )

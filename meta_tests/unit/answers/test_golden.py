@@ -31,7 +31,8 @@ def at(token: int, p: float = 0.6, other: int = 99, q: float = 0.2) -> Position:
 
 
 class Engine:
-    """An asker without a server: greedy answers from a table of prompt to positions."""
+    """A replacement for a server that returns greedy answers from a table of prompts and
+    positions."""
 
     def __init__(self, table, prompt_ids=PROMPT_IDS):
         self.table = table
@@ -202,7 +203,7 @@ def test_an_invalid_golden_file_gives_one_line(tmp_path, content):
 
 
 def test_options_are_checked_before_anything_starts(run_pytest, tmp_path, canary_bf16):
-    """A file of another model is refused; no server starts."""
+    """A golden file of another model is refused before a server starts."""
     file = tmp_path / "golden.json"
     other = golden.identity("canary", canary_bf16).model_copy(update={"config_sha256": "0" * 64})
     golden.save(record(Engine(TRUSTED), other), file)
@@ -272,7 +273,9 @@ def test_missing_checkpoint_files_are_reported_as_unproven(canary_bf16):
 
 
 def test_a_certificate_takes_answers_of_a_trusted_run_alone(tmp_path):
-    """Any other file, also of an interrupted run, is refused before anything starts."""
+    """A certificate accepts only golden files of trusted runs.
+
+    Any other file is refused before anything starts."""
     path = tmp_path / "golden.json"
     golden.save(record(Engine(TRUSTED)), path)
     assert "the end of the run" in golden.load(path).doubt

@@ -1,4 +1,5 @@
-"""The file of `sm121 golden`: it is computed once and kept, and servers are compared with it."""
+"""The oracle's file of `sm121 golden` is computed once and stored, and servers are compared with
+it."""
 
 import dataclasses
 import json
@@ -35,7 +36,7 @@ FORMATS = "lm_head=mxfp4-ceil,kv=fp8,experts=mxfp8"
 
 @pytest.fixture(scope="module")
 def tokens():
-    """The same file with less to compute: shorter prompts, in the ids of these tokens."""
+    """The token ids of shorter prompts, which make the computation shorter."""
     patch = pytest.MonkeyPatch()
     every = dict(oracle_texts.prompts())
     few = [("capitals", every["capitals"][:20]), ("languages and code", every["tool call"][:60])]
@@ -69,12 +70,12 @@ def made(checkpoint) -> OracleFile:
 
 @pytest.fixture(scope="module")
 def served(checkpoint) -> OracleFile:
-    """The same for a server that rounds more."""
+    """The oracle's file for a server that rounds more."""
     return oracle_making.make(checkpoint, Rounding.parse(FORMATS))
 
 
 def wide(made: OracleFile) -> OracleFile:
-    """The same with a rounding that hides every fault."""
+    """The oracle's file with a rounding that hides every fault."""
     far = {k: {n: [v - 9 for v in vs] for n, vs in of.items()} for k, of in made.rounded.items()}
     return made.model_copy(update={"rounded": far})
 
@@ -108,14 +109,14 @@ def test_coarser_rounding_has_a_wider_tolerance_than_bf16(made):
 
 @pytest.fixture
 def makings(made, monkeypatch) -> list[None]:
-    """A list with an entry for each computation of a file, which is always the same file."""
+    """A list with an entry for each computation of a file. Each computation gives the same file."""
     entries: list[None] = []
     monkeypatch.setattr(oracle_making, "make", lambda *_a, **_k: entries.append(None) or made)
     return entries
 
 
 def test_it_is_made_once_for_a_checkpoint(made, makings, checkpoint, tmp_path):
-    """A damaged file, or one of another release or a changed checkpoint, is computed again."""
+    """A file that is damaged, of another release, or of a changed checkpoint is computed again."""
     linked = tmp_path / "checkpoint"
     folder = tmp_path / "kept"
     linked.mkdir()
@@ -138,8 +139,9 @@ def test_it_is_made_once_for_a_checkpoint(made, makings, checkpoint, tmp_path):
 
 
 def test_a_certificate_computes_the_oracle_file_again(made, makings, checkpoint, tmp_path):
-    """It computes the file, also in a container with a read-only folder, where nothing can be
-    kept."""
+    """A certificate computes the oracle's file again.
+
+    This also works in a container with a read-only folder, in which nothing can be stored."""
     folder = tmp_path / "kept"
     oracle_making.kept_or_made(checkpoint, EXACT, folder)
     (file,) = folder.glob("*.json")
@@ -254,7 +256,7 @@ def reference(made: OracleFile, rounding: str | None) -> OracleReference:
 
 
 class Asked:
-    """A server that reports a prompt's log-probabilities."""
+    """A server that reports the log-probabilities of a prompt."""
 
     def __init__(self, values: dict[str, list[float]]) -> None:
         self.names = {tuple(ids): name for name, ids in oracle_texts.prompts()}
@@ -270,7 +272,8 @@ class Asked:
 
 @pytest.mark.parametrize("name", oracle_texts.SMALL_MISTAKES)
 def test_a_small_mistake_is_detected_or_reported_as_too_small(made, name):
-    """If rounding alone could look like the fault, there is no decision."""
+    """If rounding alone could look like the fault, no decision is made, and the fault is reported
+    as too small."""
     right = {prompt: scored.following for prompt, scored in made.prompts.items()}
     wrong = right | made.mistakes[name]
     for rounding in (None, "bf16"):
@@ -310,7 +313,8 @@ def canarys() -> OracleFile:
     ],
 )
 def test_a_pattern_share_far_from_0_and_1_is_another_fault(canarys, times, says):
-    """An injected scale of one expert was reported as a window of 129, with a share of -0.69."""
+    """An injected fault of one expert's scale was once reported as a window of 129, with a share of
+    -0.69."""
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
     part = right | {
@@ -325,7 +329,7 @@ def test_a_pattern_share_far_from_0_and_1_is_another_fault(canarys, times, says)
 
 
 def test_a_pattern_share_within_the_rounding_is_this_fault(canarys, monkeypatch):
-    """Six standard deviations of 0.07 reach from 1 to 1.42."""
+    """Six standard deviations of 0.07 reach from 1 to 1.42, so such a share still is this fault."""
     monkeypatch.setattr(log_probabilities.Pattern, "noise", lambda _pattern: 0.07)
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
@@ -339,7 +343,7 @@ def test_a_pattern_share_within_the_rounding_is_this_fault(canarys, monkeypatch)
 
 
 def test_a_pattern_share_is_this_fault_if_the_oracle_check_passes(canarys):
-    """Within the tolerance there is no evidence of another fault."""
+    """If all values are within the tolerance, there is no evidence of another fault."""
     name = "a sliding window of 129"
     oracle = reference(canarys, None)
     wide = oracle.tolerance.model_copy(update={"max_abs": 1e9})
@@ -356,7 +360,7 @@ def test_a_pattern_share_is_this_fault_if_the_oracle_check_passes(canarys):
 
 
 def absent(file: OracleFile, others: dict[str, list[float]], way: str | None = None) -> str:
-    """A server that answers as the file does, or differently to some prompts."""
+    """A server whose answers equal those of the file, or differ for some prompts."""
     right = {prompt: scored.following for prompt, scored in file.prompts.items()}
     return log_probabilities.roundings_are_absent(Asked(right | others), reference(file, way))
 
@@ -376,7 +380,9 @@ def test_another_rounding_is_named(made):
 
 @pytest.mark.slow("an oracle of a server that rounds more: minutes on a busy machine")
 def test_each_different_rounding_is_named_with_its_part(served):
-    """This includes values that float32 may round otherwise than exact arithmetic."""
+    """Each different rounding is reported with its part.
+
+    This includes values that float32 may round differently than exact arithmetic."""
     assert {*served.other_roundings} == {
         *("lm_head=checkpoint", "lm_head=mxfp4-even", "lm_head=mxfp4-floor"),
         *("kv=checkpoint", "kv=fp8-cut", "experts=checkpoint", "experts=mxfp8-identity"),

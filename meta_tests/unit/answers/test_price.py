@@ -62,7 +62,9 @@ def reference(checkpoint):
 
 
 class Server:
-    """A server of a checkpoint with a rounding, computed by the oracle with that rounding."""
+    """A server of a checkpoint with a rounding.
+
+    Its answers are computed by the oracle with that rounding."""
 
     def __init__(self, checkpoint, way, shift=0.0):
         self.checkpoint = checkpoint
@@ -94,7 +96,8 @@ def means(samples):
 
 @pytest.fixture(scope="module")
 def paid(reference, checkpoint, tmp_path_factory):
-    """Return the cost of a server that rounds, or that loads a twin of the checkpoint."""
+    """Return the accuracy cost of a server that rounds, or that loads a changed copy of the
+    checkpoint."""
     done = {}
 
     def pay(formats, twin=False):
@@ -113,7 +116,8 @@ def paid(reference, checkpoint, tmp_path_factory):
 
 
 def test_the_original_costs_about_nothing(paid):
-    """Its cost is only that of BF16 arithmetic, in prompts, in answers and at a depth."""
+    """The original checkpoint has only the accuracy cost of BF16 arithmetic, in prompts, in answers
+    and at a depth."""
     honest = means(paid("checkpoint"))
     assert 0 <= honest[KL] < 1e-3 and honest[LIKELIEST] > 98 and abs(honest[RIGHT]) < 0.05
     assert honest[f"{KL}@d{DEPTH}"] < 2e-3
@@ -156,8 +160,9 @@ def decided(name, samples, **limit):
 
 @pytest.mark.parametrize("name", _slow(FAST, ["the twin of a fast server"]))
 def test_the_cost_of_a_fast_servers_rounding_is_a_regression(paid, name):
-    """Its cost is far above the original's. It is a regression unless allowed, and fails a gate
-    that the original passes."""
+    """The accuracy cost of a fast server's rounding is far above the original's.
+
+    It is a regression unless allowed, and it fails a gate that the original passes."""
     fast = paid(*FAST[name])
     honest = paid("checkpoint")
     assert means(fast)[KL] > 10 * means(honest)[KL] and means(fast)[RIGHT] < means(honest)[RIGHT]
@@ -194,7 +199,9 @@ def test_only_a_lower_probability_of_right_answers_fails(reference, checkpoint):
 
 
 def test_no_number_is_no_price(reference, checkpoint):
-    """Invalid log-probabilities, and likely tokens without any of the checkpoint's."""
+    """Invalid log-probabilities give no accuracy cost.
+
+    The same holds for likely tokens that do not include any of the checkpoint's."""
     (first, *_), top = reference.prompts["capitals"].places, {}
     for value in (math.nan, math.inf, -math.inf, 0.5):
         top = {first.ids[0]: value}
@@ -213,9 +220,10 @@ def test_no_number_is_no_price(reference, checkpoint):
     ],
 )
 def test_probabilities_whose_sum_exceeds_one_are_refused(reference, checkpoint, served):
-    """A sum over a part of the vocabulary gives them, and would give a cost of zero or below.
+    """Probabilities whose sum exceeds one are refused.
 
-    A correct server sends none.
+    Their sum over a part of the vocabulary would give a cost of zero or below. A correct server
+    sends none.
     """
     surest = max(reference.prompts["capitals"].places, key=lambda surest: -surest.values[0])
     honest = dict(zip(surest.ids, surest.values, strict=True))
@@ -274,7 +282,8 @@ def test_a_gate_that_would_never_be_red_is_refused(wrong):
 
 
 def test_an_unmeasured_price_has_its_reason(reference, checkpoint):
-    """With a context that is shorter than the exam, only the exam is lost."""
+    """If the context is shorter than the exam, only the metric of the exam has no value, and its
+    reason is given."""
     server = Server(checkpoint, EXACT)
     exam = oracle_texts.exams()["canary"]
     samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
@@ -296,7 +305,7 @@ def test_an_unmeasured_price_has_its_reason(reference, checkpoint):
 
 
 def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint):
-    """A file of an earlier release, without the checkpoint's answers, is refused."""
+    """A file of an earlier release that does not contain the checkpoint's answers is refused."""
     rounded = oracle_making.make(checkpoint, Rounding.parse("lm_head=mxfp4-even"))
     price.refuse_rounded(rounded, "FILE")
     for name, scored in rounded.unrounded.items():
@@ -327,7 +336,9 @@ def test_gates_of_a_price_belong_to_a_list_of_formats():
     ],
 )
 def test_each_allowed_rounding_has_a_gate(monkeypatch, formats, limits, is_red):
-    """Each allowed rounding has gates, because a cost without a gate cannot fail. `KL` has one."""
+    """Each allowed rounding has gates, because a cost without a gate cannot fail.
+
+    Each has a gate on `KL`."""
     way = formats and Rounding.parse(formats)
     gates = [{"metric": KL, "at_most": 1.0, **IN_NATS}]
     conformance = conformance_of(
@@ -361,7 +372,7 @@ def test_each_allowed_rounding_has_a_gate(monkeypatch, formats, limits, is_red):
     ],
 )
 def test_a_server_with_too_few_log_probabilities_has_no_price(monkeypatch, status, body, error):
-    """A smaller --max-logprobs is no fault; any other refusal is one."""
+    """A smaller --max-logprobs of the server is no fault. Any other refusal is a fault."""
     refuse = Mock(side_effect=Refused(status, body))
     for name in ("_rounding", "_oracle", "Asker"):
         monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)
@@ -408,7 +419,9 @@ def test_a_server_with_too_few_log_probabilities_has_no_price(monkeypatch, statu
     ],
 )
 def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error):
-    """A gate at a depth that the reference lacks, and a cost that is no number, gated or not."""
+    """A gate at a depth that the reference lacks is not green.
+
+    Neither is a cost that is not a number, with or without a gate."""
     unit, higher = PRICES[gated.partition("@")[0]]
     required = {"minimum" if higher else "at_most": 1.0, "unit": unit, "source": "this test"}
     prices = [Price(rounding="checkpoint", gates=[{"metric": gated, **required}])]

@@ -1,4 +1,5 @@
-"""The cost of rounding beside the gained speed, in one run and compared with others."""
+"""The accuracy cost of rounding is shown beside the gained speed, in one run and compared with
+other runs."""
 
 import contextlib
 from pathlib import Path
@@ -81,8 +82,9 @@ def stored_metrics(values):
     ],
 )
 def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
-    """It fails with both numbers, and passes if the profile allows it; a cost that is no longer
-    measured always fails."""
+    """A higher cost fails with both numbers, and passes if the profile allows it.
+
+    A cost that is no longer measured always fails."""
     values = now | (but or {})
     before = run_of(HONEST)
     run = run_of(values)
@@ -112,7 +114,8 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     ],
 )
 def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
-    """A run of an earlier release is no reason to fail, and the cost is not called compared."""
+    """A trusted run of an earlier release without a cost does not make the run fail, and the cost
+    is not called compared."""
     run = run_of(now)
     runs = (StoredRun("old", run_of(before), stored_metrics(before)),)
     trusted = trusted_runs.Trusted(runs, "0")
@@ -172,7 +175,9 @@ def test_speed_for_quality_in_ab():
     ],
 )
 def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
-    """A missing cost of a side is a remark; a wrong one fails."""
+    """If the cost of one side of an A/B comparison is missing, this is a remark.
+
+    A wrong cost fails."""
     monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
     settings = Settings(answers=GivenAnswers(oracle=Path("FILE")))
     side = SimpleNamespace(settings=settings, run=stand_in(remark=Mock()))

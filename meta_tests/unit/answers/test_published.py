@@ -29,7 +29,7 @@ CAPITALS = {row["prompt"]: row["answer"] for row in ROWS}
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory) -> Path:
-    """A Python with lm-evaluation-harness."""
+    """A Python interpreter with lm-evaluation-harness."""
     python = tmp_path_factory.mktemp("lm_eval") / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
     subprocess.run([python, "-m", "pip", "install", "-q", "lm_eval[api]==0.4.13"], check=True)
@@ -41,7 +41,8 @@ def capital(request: dict) -> str:
 
 
 def of_some(share: float, effort: str = "") -> object:
-    """Knows the first of the questions, and all questions at another effort."""
+    """A server that knows the first of the questions, and all questions at another reasoning
+    effort."""
     right = [*CAPITALS][: round(share * len(CAPITALS))]
 
     def answer(request: dict) -> str:
@@ -60,7 +61,7 @@ def judged(script, python: Path, folder: Path, target=CANARY, requests=None) -> 
 
 
 def scored_by(*scores):
-    """Return the canary's profile with other scores."""
+    """Return the canary's profile with other published scores."""
     correctness = CANARY.correctness.model_copy(update={"scores": scores})
     return CANARY.model_copy(update={"correctness": correctness})
 
@@ -165,7 +166,8 @@ ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
     ],
 )
 def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, text):
-    """All answers are right, but the data set is only a part of the published one."""
+    """All answers are right, but the data set is only a part of the published one, so there is no
+    score."""
 
     def run(_command, **_):
         folder = tmp_path / SCORE.task

@@ -1,4 +1,4 @@
-"""The detectors find broken texts, and pass good ones."""
+"""The detectors find broken texts, and do not report good ones."""
 
 import pytest
 
@@ -28,7 +28,9 @@ def test_good_texts_have_no_finding(text):
 
 
 def test_a_list_of_numbers_is_no_loop():
-    """A comma, a space and a number, a hundred times: two of every three tokens repeat."""
+    """A list of numbers is not a loop.
+
+    A comma, a space and a number, a hundred times: two of every three tokens repeat."""
     tokens = [token for n in range(100) for token in (",", " ", n)]
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []
 

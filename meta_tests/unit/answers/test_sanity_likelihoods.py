@@ -1,4 +1,4 @@
-"""The detectors find broken texts by the likelihoods of their tokens."""
+"""The detectors find broken texts from the likelihoods of their tokens."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A server's rounding beyond the checkpoint, by its kernel path and its arguments."""
+"""A server's rounding beyond the checkpoint is derived from its kernel path and its arguments."""
 
 import tomllib
 
@@ -113,7 +113,9 @@ def test_unknown_formats_are_not_run(server, path, message):
 
 
 def test_a_profile_with_one_format_gives_it_for_a_path_without_evidence():
-    """A profile that accepts two formats does not say which one ran."""
+    """A profile with one format gives this format if there is no evidence.
+
+    A profile that accepts two formats does not show which one ran."""
     marlin = profile.load("sm121-gpt-oss-120b").path_of("marlin")
     assert read("silent", {}, marlin.model_copy(update={"moe": ("MARLIN",)})) == "checkpoint"
     either = marlin.model_copy(update={"moe": ("MARLIN", "FLASHINFER_CUTLASS_MXFP4_MXFP8")})

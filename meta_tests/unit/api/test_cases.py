@@ -17,7 +17,9 @@ from sm121.plugin import fixtures
 
 
 def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
-    """Return the result of a case with these answers; the last answer is that of the sentinel."""
+    """Return the result of a case with the given answers.
+
+    The last one is the answer to the plain request afterwards."""
     return cases.judge_case(replying(*answers, engine=engine, version=version), case, " Paris.")[1]
 
 
@@ -74,7 +76,7 @@ def case(name: str) -> Case:
     ],
 )
 def test_each_answer_to_a_case_has_its_verdict(name, status, body, kind, fails):
-    """The answer decides on the verdict; a row without a status has no answer."""
+    """Each answer to a case has its own verdict. A row without a status stands for no answer."""
     first = answer(status, BODIES.get(str(body), body), failure="" if status else "no answer")
     problem = judged(case(name), first, WELL)
     assert (problem and problem.kind) == kind
@@ -106,7 +108,9 @@ DEVIATIONS = {
 
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_a_known_deviation_is_excused_until_it_is_mended(name):
-    """0.24 has the lines of 0.32, and so may an unknown release."""
+    """A known deviation is excused until a release fixes it.
+
+    0.24 has the same deviations as 0.32, and an unknown release may have them, too."""
     status, body = DEVIATIONS[name]
     deviation = answer(status, BODIES.get(str(body), body))
     later = ("0.24.0", "0.32.0", "0.33.0", "0.34.0", "0.33.1rc2.dev5+g1234")
@@ -178,7 +182,8 @@ def test_cases_of_chats_need_chats():
 
 
 def test_cases_with_the_tokens_of_harmony_need_its_ability():
-    """A model with a smaller vocabulary refuses these tokens, and is right."""
+    """A model with a smaller vocabulary rightly refuses harmony's tokens, so these cases need
+    harmony's ability."""
     with_tokens = set()
     for case in cases.shipped().case:
         biased = map(int, case.body.get("logit_bias", ()))

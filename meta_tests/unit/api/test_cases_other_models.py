@@ -1,4 +1,4 @@
-"""Checks of answers by other models than gpt-oss: short answers, and chats by a template."""
+"""Checks of answers from other models than gpt-oss: short answers, and chats with a template."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ LIMITS: Any = SimpleNamespace(
 
 
 def completed(tokens: tuple[str, ...], text: str, finish: str) -> Any:
-    """An API whose completion has these tokens and this text."""
+    """An API whose completion has the given tokens and text."""
     entries = {
         "tokens": list(tokens),
         "token_logprobs": [-0.1] * len(tokens),
@@ -94,7 +94,9 @@ def test_a_banned_end_token_may_be_likelier_than_the_greedy_choice(engine, likel
 
 
 def answering(length: int, *, admits: bool = True) -> Any:
-    """An API whose whole response has some tokens; `admits`: it reports that it was truncated."""
+    """An API whose complete response has some tokens.
+
+    With `admits`, it reports that it was truncated."""
 
     def respond(_question: str, *, max_output_tokens: int) -> dict[str, Any]:
         cut = admits and length > max_output_tokens
@@ -125,7 +127,8 @@ def test_a_response_of_one_token_cannot_be_truncated():
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["earlier turns kept", "earlier turns lost"])
 def test_earlier_turns_are_counted_by_the_models_own_template(keeps):
-    """Without harmony, a chat of the same turns has the right number of tokens."""
+    """Without harmony, a chat with the same turns has the right number of tokens by the model's own
+    template."""
 
     def respond(content: str, **options: Any) -> dict[str, Any]:
         before = 30 if keeps and "previous_response_id" in options else 0
@@ -167,7 +170,7 @@ def test_a_deviation_of_vllm_may_depend_on_the_format_of_chats(name, lacks, know
 
 
 def a_banned_word() -> Fact:
-    """A sample that contains a word of `bad_words`, as vLLM 0.32 gave it with the small Llama."""
+    """A sample with a word of `bad_words`, as vLLM 0.32 returned it with the small Llama."""
     position = Position("token_id:268", math.log(0.9), {"token_id:268": math.log(0.9)})
     (fact, *_) = compare_samples(
         "bad_words",
@@ -179,7 +182,7 @@ def a_banned_word() -> Fact:
 
 
 def endless_spaces() -> Fact:
-    """A chat in a JSON schema, as the small Llama wrote it."""
+    """A chat with a JSON schema whose answer is endless spaces, as the small Llama wrote it."""
     text = "{ " + "\n" * 300
     message = {"role": "assistant", "content": text, "tool_calls": []}
     chunk = {"choices": [{"index": 0, "delta": message, "finish_reason": "length"}]}
@@ -193,7 +196,8 @@ def endless_spaces() -> Fact:
 
 
 def another_form() -> Fact:
-    """A completion with a regex, as vLLM 0.32 gave it with the small Qwen3's reasoning parser."""
+    """A completion with a regex, as vLLM 0.32 returned it with the reasoning parser of the small
+    Qwen3."""
     return Fact("the text of the form '  Paris.'", "' 7, 8, 9, 10, 11, 12'")
 
 

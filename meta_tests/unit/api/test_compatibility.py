@@ -1,5 +1,5 @@
-"""OpenAI's compatibility test with scripted engines, in the chat API and the Responses API, over
-HTTP."""
+"""OpenAI's compatibility test, with scripted engines over HTTP, in the chat API and the Responses
+API."""
 
 import itertools
 import json
@@ -50,7 +50,9 @@ def right(call: tuple[str, str, str]) -> tuple[str, str, str]:
 
 
 def judged(chat, responses, folder, engine="vllm", *, dies_at_results=False, **update) -> list[str]:
-    """Return the remarks on a server that changes its right calls in this way, by API."""
+    """Return the remarks on a server that changes its right calls in the given way.
+
+    The keys are APIs."""
     scripts = {CHAT: chat, RESPONSES: responses}
     requests = []
     remarks = list[str]()

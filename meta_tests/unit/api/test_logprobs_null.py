@@ -1,4 +1,5 @@
-"""Null, absent or empty log-probabilities are findings of the checks, never tracebacks."""
+"""If log-probabilities are null, absent or empty, the checks report a finding, and never a
+traceback."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +70,7 @@ class Server:
 
 
 def check(body: dict[str, Any]) -> list[Any]:
-    """Return the checks of an answer without streaming."""
+    """Return the checks of an answer that is not streamed."""
     server: Any = Server(body)
     if "message" in body["choices"][0]:
         return [
@@ -132,7 +133,7 @@ def test_stream_without_numbers_is_a_finding(key: str, value: object) -> None:
 
 @pytest.mark.parametrize("value", EMPTY)
 def test_streamed_alternatives_are_parsed(value: object) -> None:
-    """A chunk without alternatives has a position without alternatives."""
+    """In a streamed answer, a chunk without alternatives gives a position without alternatives."""
     entries = [
         changed(COMPLETION, "top_logprobs", value),
         {"content": [changed(ENTRY, "top_logprobs", value)]},

@@ -31,7 +31,7 @@ def decode(ids) -> str:
 
 
 class Rendering(Api):
-    """A server that renders a chat in some way, and reports its ids and usage."""
+    """A server that renders a chat in a given way, and reports its ids and usage."""
 
     def serve(self, ids) -> "Rendering":
         object.__setattr__(self, "made", ids)
@@ -48,7 +48,8 @@ def hold(case: str, ids: list[int], **environment: str) -> None:
 
 
 def as_vllm_writes_calls(ids: list[int]) -> list[int]:
-    """Write the recipient before the channel (vLLM 0.32, _use_legacy_tool_call_headers)."""
+    """Write the recipient of a call before the channel, as vLLM 0.32 does
+    (_use_legacy_tool_call_headers)."""
     text = decode(ids)
     for name in ("get_weather", "get_time"):
         header = f"assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
@@ -148,7 +149,7 @@ def test_without_harmony_it_says_how_to_get_it(monkeypatch):
 
 
 class Counting(Api):
-    """A server that reports only usage, without the parts of a chat that it drops."""
+    """A server that reports only the usage, without the parts of a chat that it drops."""
 
     dropped: tuple[int, ...] = ()
 
@@ -179,7 +180,9 @@ class Counting(Api):
     ],
 )
 def test_usage_shows_what_is_dropped(conversation, dropped, wrong):
-    """`dropped`: the positions of messages, from the beginning or the end."""
+    """The usage shows which messages are dropped.
+
+    `dropped` contains their positions, from the beginning or the end."""
     server = type("Dropping", (Counting,), {"dropped": dropped or ()})(
         Endpoint("http://127.0.0.1:1", "key", "canary"),
         capabilities.capabilities_of("openai", None),
@@ -226,7 +229,7 @@ def test_a_server_that_stores_responses_must_find_them(configuration, expected):
     ],
 )
 def test_the_canarys_template_renders_harmony(canary_bf16, name):
-    """It is gpt-oss's own template, so an engine without a harmony renderer shows the same
+    """The canary has gpt-oss's own template, so an engine without a harmony renderer shows the same
     prompt."""
     from transformers import AutoTokenizer
 

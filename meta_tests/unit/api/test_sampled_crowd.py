@@ -1,5 +1,6 @@
-"""A crowd's samples, by numbers: a scripted engine that is wrong only under load fails, and a
-correct one passes."""
+"""A scripted engine that samples wrongly only under load fails, and a correct one passes.
+
+The checks use a crowd's samples."""
 
 from itertools import count
 
@@ -29,7 +30,7 @@ FAULTS = {
 
 
 def noticed(fault: str, run: int) -> list[str]:
-    """Return the findings of a run's crowd."""
+    """Return the findings about a run's crowd."""
     generator = np.random.default_rng(run)
 
     def answer(body):

@@ -19,7 +19,7 @@ CORRECTNESS = profile.load("cpu-tiny-gpt-oss").correctness
 
 
 class Chats:
-    """A server of chats: a random number generator with the seed gives their texts."""
+    """A server of chats whose texts come from a random number generator with the request's seed."""
 
     def __init__(self, generator: Callable[[int], random.Random]) -> None:
         self.generator = generator

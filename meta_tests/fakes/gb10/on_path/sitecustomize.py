@@ -1,6 +1,9 @@
-"""Replace the measurement of the GPU by values of a file; this module is on the stand-in's
-PYTHONPATH. `sm121 box --device-only cuda:0` measures in a separate process. The JSON file that
-GB10_DEVICE names contains what a GB10 would measure."""
+"""Replace the measurement of the GPU by values of a file.
+
+This module is on the PYTHONPATH of the simulated machine.
+
+`sm121 box --device-only cuda:0` measures in a separate process. The JSON file that GB10_DEVICE
+names contains what a GB10 would measure."""
 
 import os
 import sys
