@@ -125,9 +125,8 @@ pytestmark = pytest.mark.timeout(120)
         pytest.param(("--shard", "a/b"), ("--shard a/b: expected I/N",), id="shard of letters"),
         pytest.param(("--shard", "1/0"), ("--shard 1/0: expected I/N",), id="shard of 0"),
         pytest.param(("--shard", "1/99999999"), ("N of at most 4 digits",), id="shard of many"),
-        pytest.param(
-            ("--depths", ""), ("--depths : expected numbers of at least 0",), id="no depths"
-        ),
+        pytest.param(("--depths", ""), ("--depths '': expected a value",), id="no depths"),
+        pytest.param(("--against=",), ("--against '': expected a value",), id="against is empty"),
         pytest.param(
             ("--depths", "0;4096"),
             ("--depths 0;4096: expected numbers of at least 0",),

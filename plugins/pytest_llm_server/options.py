@@ -122,6 +122,7 @@ def read_options(config: pytest.Config) -> Asked:
     Raises:
         pytest.UsageError: A value is invalid.
     """
+    _refuse_empty_values(config)
     base_url = None
     if config.stash.get(_MEANS_A_SERVER, False):
         base_url = config.getoption(_BASE_URL)
@@ -161,6 +162,19 @@ def wrong_start(engine: str, arguments: Sequence[str]) -> str | None:
         if flag in registry.engine(engine).reserved_arguments:
             return f"argument {argument} of {engine}: the plugin sets {flag} itself. Leave it out"
     return None
+
+
+def _refuse_empty_values(config: pytest.Config) -> None:
+    """Refuse an empty value, with which another server than the expected one would be tested."""
+    names = ["--llm-model", "--llm-engine", "--llm-ready-within"]
+    if config.stash.get(_MEANS_A_SERVER, False):
+        names.append(_BASE_URL)
+    for name in names:
+        if config.getoption(name) == "":
+            raise pytest.UsageError(
+                f"{name} '': expected a value, got an empty one. Leave the option out, or set the "
+                "variable that its value comes from"
+            )
 
 
 def _refuse_options_of_a_start(config: pytest.Config) -> None:

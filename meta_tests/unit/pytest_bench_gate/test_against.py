@@ -69,6 +69,7 @@ def test_a_file_of_benchmark_json_is_a_run(stored, tmp_path):
     [
         pytest.param(["--against=0099"], "--against '0099': expected the number", id="no such run"),
         pytest.param(["--against=test_gated.py"], "or --against=0001", id="a path"),
+        pytest.param(["--against="], "--against '': expected the number", id="empty"),
         pytest.param(["--against=0001", "--benchmark-compare"], "Leave out --benchm", id="both"),
         pytest.param(["--against=0001", "--benchmark-disable"], "times nothing", id="not timed"),
     ],

@@ -55,6 +55,12 @@ def test_the_command_line_counts_before_the_ini():
         pytest.param(
             ["--base-url=http://h", "--llm-args=--x"], "--llm-args with --base-url", id="both"
         ),
+        pytest.param(["--base-url="], "--base-url '': expected a value", id="empty URL"),
+        pytest.param(["--llm-model="], "--llm-model '': expected a value", id="empty model"),
+        pytest.param(["--llm-engine="], "--llm-engine '': expected a value", id="empty engine"),
+        pytest.param(
+            ["--llm-ready-within="], "--llm-ready-within '': expected a value", id="empty time"
+        ),
     ],
 )
 def test_a_wrong_value_is_one_line(words, expected):

@@ -290,6 +290,7 @@ def read_settings(config: pytest.Config) -> settings.Settings:
             "python -O (PYTHONOPTIMIZE) removes assertions, so the suite would check nothing: "
             "expected a run without -O"
         )
+    refuse_empty_values(config)
     given_to_worker = getattr(config, "workerinput", None)
     worker = workers.worker_of(config)
     strength = config.getoption("--matrix")
@@ -312,7 +313,6 @@ def read_settings(config: pytest.Config) -> settings.Settings:
         names_tests=expressions.names_tests(config),
         marked=architectures_asked_for(expressions.marker_expression(config)),
     )
-    refuse_empty_values(config)
     if given_to_worker is not None and worker is not None:  # the first process has chosen it
         name, reason = given_to_worker["sm121_plan"]
         planned = PlanChoice(name, Reason(reason))
