@@ -439,9 +439,12 @@ def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys
     assert added == 1 + len(tested), "the configuration and the cells, once"
     for words in ("| Test | Kernel | Activation | Sinks | Spec | Graphs |", "| FAIL | [metadata]("):
         assert words in features, words
-    for text in (results, features):
-        for target in re.findall(r"\]\(([^)]+)\)", text):
-            assert (tmp_path / target).is_file(), target
+    log = tmp_path / "TEST_LOGS" / "FEATURE_MXFP4-lm_head_2026-01-12.md"
+    assert "[log](TEST_LOGS/FEATURE_MXFP4-lm_head_2026-01-12.md)" in results
+    assert "[BENCHMARK_RESULTS.md](../BENCHMARK_RESULTS.md)" in log.read_text()
+    for written in (tmp_path / "BENCHMARK_RESULTS.md", tmp_path / "FEATURE_MATRIX.md", log):
+        for target in re.findall(r"\]\(([^)]+)\)", written.read_text()):
+            assert (written.parent / target).is_file(), target
     for name in ("FEATURE_MATRIX.md", "BENCHMARK_RESULTS.md"):
         (tmp_path / name).write_text("something else\n")
         assert main([*arguments, "--output", str(tmp_path)]) == 4, "a file of somebody else stays"

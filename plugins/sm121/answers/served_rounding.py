@@ -117,6 +117,25 @@ def rounding_of(
     return Rounding.parse(",".join(parts) or CHECKPOINT)
 
 
+def activations_of(moe: str | None, dtype: str | None, identity: str | None) -> str | None:
+    """Return the format of the experts' inputs, for tables: a rounding, or the model's dtype.
+
+    Args:
+        moe: The backend of the experts, as the kernel path shows it.
+        dtype: The dtype of the model, as the kernel path shows it.
+        identity: The engine's `builds.identity`.
+
+    Returns:
+        The format; None if the path does not show it.
+    """
+    if moe is None:
+        return None
+    try:
+        return _find_rounding("experts", moe, None, identity) or dtype
+    except NotRun:
+        return None
+
+
 def _cache_formats(options: Mapping[str, str], required: PathValues, path: KernelPath) -> set[str]:
     """Return the possible formats of the KV cache; "auto" means the format of the arithmetic."""
     shown = path.kv_cache_dtype or options.get("kv_cache_dtype")

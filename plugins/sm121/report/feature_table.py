@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.answers import served_rounding
 from sm121.core.errors import UsageError
+from sm121.evidence.kernel_path import KernelPath
 from sm121.matrix.feature_matrix import MARKDOWN
 from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
@@ -23,15 +25,14 @@ _MARK = "|------|--------|------------|-------|------|--------|-------------|---
 _HEAD = f"""# Feature matrix
 
 Each row is a configuration, or a cell of a matrix, that a run has judged. It is added by
-`sm121 testlog RUN --output DIR`.
+`sm121 testlog RUN --output DIR`. "-": nothing in the run shows the value. gpt-oss always has sinks.
 
 | Test | Kernel | Activation | Sinks | Spec | Graphs | Flags, variables | Status | Evidence |
 {_MARK}
 """
-#: The axes of a matrix that have their own columns, in addition to the kernel's (`moe`).
-_AXES = ("activation", "sinks", "spec", "graphs")
 #: Shown for a value that no evidence shows.
 _UNKNOWN = "-"
+_ON_OFF = {True: "on", False: "off", None: _UNKNOWN}
 
 
 @dataclass(frozen=True)
@@ -108,33 +109,42 @@ def add(report: StoredReport, folder: Path, run_id: str, evidence: LinkedFiles) 
 def _rows(report: StoredReport) -> list[list[str]]:
     """Return the cells of each row, without the evidence."""
     rows = [_of_configuration(report.run)]
+    identity = report.run.engine.identity
     if report.matrix is not None:
-        rows += [_of_cell(cell) for cell in report.matrix.cells if not cell.isolating]
+        rows += [_of_cell(cell, identity) for cell in report.matrix.cells if not cell.isolating]
     return rows
 
 
 def _of_configuration(run: VerdictFile) -> list[str]:
     path = run.engine.path
-    graphs = {True: "on", False: "off", None: _UNKNOWN}[path.cuda_graphs]
     arguments = run.environment.get("engine_arguments") or []
     variables = run.environment.get("environment") or {}
+    activations = served_rounding.activations_of(path.moe, path.dtype, run.engine.identity)
     return [
         run.engine.configuration or run.engine.name,
         path.moe or _UNKNOWN,
-        _UNKNOWN,
+        activations or _UNKNOWN,
         _UNKNOWN,
         path.speculative or _UNKNOWN,
-        graphs,
+        _ON_OFF[path.cuda_graphs],
         _flags(arguments, variables),
         run.verdict.value,
     ]
 
 
-def _of_cell(cell: CellRecord) -> list[str]:
+def _of_cell(cell: CellRecord, identity: str | None) -> list[str]:
+    """Return the values of a cell: those of its axes, or else those that its path shows."""
+    values = cell.values
+    shown = {key: value for key, value in cell.path.items() if key in KernelPath.model_fields}
+    path = KernelPath.model_validate(shown)
+    activations = served_rounding.activations_of(path.moe, path.dtype, identity)
     return [
         cell.id,
-        cell.values.get("moe") or str(cell.path.get("moe") or _UNKNOWN),
-        *(cell.values.get(axis, _UNKNOWN) for axis in _AXES),
+        values.get("moe") or path.moe or _UNKNOWN,
+        values.get("activation") or activations or _UNKNOWN,
+        values.get("sinks") or _UNKNOWN,
+        values.get("spec") or path.speculative or _UNKNOWN,
+        values.get("graphs") or _ON_OFF[path.cuda_graphs],
         _flags(cell.arguments, cell.environment),
         f"{cell.outcome.value} {cell.reason}".strip(),
     ]

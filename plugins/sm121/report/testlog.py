@@ -113,13 +113,15 @@ def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> lis
     logs = folder / "TEST_LOGS"
     logs.mkdir(parents=True, exist_ok=True)
     file = _free_file(logs, f"FEATURE_{name}_{report.run.started[:10]}", run_id)
-    file.write_text(text, "utf-8")
+    link = f"[{RESULTS}](../{RESULTS}), run {plain(run_id)}"
+    file.write_text(f"{text}\n## Benchmark Results\n\n{link}\n", "utf-8")
     results = folder / RESULTS
     rows = results.read_text("utf-8") if results.is_file() else _HEAD
     if _MARK not in rows:
         raise UsageError(f"{results}: expected the table of `sm121 testlog`")
     evidence = feature_table.keep_evidence(report, folder, run_id)
-    row = entry(report, feature=feature, evidence=evidence)
+    links = LinkedFiles({"log": str(file.relative_to(folder)), **evidence.links})
+    row = entry(report, feature=feature, evidence=links)
     if row not in rows:
         results.write_text(rows.replace(_MARK, f"{_MARK}\n{row}", 1), "utf-8")
     return [file, results, feature_table.add(report, folder, run_id, evidence)]
