@@ -27,6 +27,8 @@ from sm121.kernels.cases import Case, DecodeCase, LinearCase, MoeCase, PrefillCa
 from sm121.kernels.comparison import MEASURES, Errors, KernelTolerance
 from sm121.kernels.problem import Problem
 from sm121.kernels.protocol import Declaration, declaration
+from sm121.kernels.torch_codecs import TorchCodecs
+from sm121.kernels.torch_experts import TorchExperts
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.oracles import attention, moe
 
@@ -48,20 +50,26 @@ _LARGEST_OUTPUT = 700_000
 only in the table of block scales."""
 
 
+class Mxfp8Experts(TorchExperts):
+    """Experts with MXFP8 activations."""
+
+    def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
+        """Return x W^T, rounded, + b in float32."""
+        q, scales = self.codecs.mxfp8_quantize(x)
+        values = TorchCodecs().scale_values(scales)
+        wide = q.float().unflatten(-1, (scales.shape[1], -1)) * values[..., None]
+        y = (wide.flatten(-2) @ matrix.float().T).bfloat16().float()
+        if bias is None:
+            return y
+        return y + bias[e].float()
+
+
 class Mxfp8Provider(TorchProvider):
     """`torch` with MXFP8 activations, and with bfloat16 where FlashInfer's kernels store it: the
     first product, and the output of each expert. This is the default tactic."""
 
     activations = "mxfp8"
-
-    def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
-        """Return x W^T, rounded, + b in float32."""
-        q, scales = self.mxfp8_quantize(x)
-        wide = q.float().unflatten(-1, (scales.shape[1], -1)) * self.scale_values(scales)[..., None]
-        y = (wide.flatten(-2) @ matrix.float().T).bfloat16().float()
-        if bias is None:
-            return y
-        return y + bias[e].float()
+    experts_class = Mxfp8Experts
 
 
 class AtomicsProvider(Mxfp8Provider):
@@ -78,8 +86,8 @@ class AtomicsProvider(Mxfp8Provider):
         return out
 
 
-class FastExponentialProvider(AtomicsProvider):
-    """A provider with an exponential by ex2.approx: its argument, up to 7 alpha = 12, is rounded to
+class FastExponentialExperts(Mxfp8Experts):
+    """Experts with an exponential by ex2.approx: its argument, up to 7 alpha = 12, is rounded to
     float32, with an error up to 2^-20."""
 
     def activation(self, t: Tensor, alpha: float, limit: float) -> Tensor:
@@ -87,6 +95,12 @@ class FastExponentialProvider(AtomicsProvider):
         h = super().activation(t, alpha, limit)
         noise = torch.rand(h.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
         return h * (1 + noise * 2.0**-20)
+
+
+class FastExponentialProvider(AtomicsProvider):
+    """A provider that adds by atomics, and whose exponential is ex2.approx."""
+
+    experts_class = FastExponentialExperts
 
 
 CLEAN = (TorchProvider, Mxfp8Provider)

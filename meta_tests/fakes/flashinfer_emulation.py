@@ -22,6 +22,8 @@ from torch import Tensor
 
 from meta_tests.fakes.attention_emulation import Attention, write_fp8
 from sm121.kernels import flashinfer_provider, torch_provider
+from sm121.kernels.flashinfer_attention import FlashInferAttention
+from sm121.kernels.flashinfer_library import FlashInferLibrary
 
 BLOCK = 32
 TILE = 128
@@ -318,25 +320,35 @@ class Emulation:
             yield
 
 
-class _Emulated:
-    """The code of a real provider on the CPU, with the emulation in place of FlashInfer."""
-
-    device = "cpu"
+class EmulatedLibrary(FlashInferLibrary):
+    """The emulation in place of FlashInfer, on the CPU."""
 
     def __init__(self, emulation: Emulation | None = None) -> None:
         self._emulation = emulation or Emulation()
         with self._emulation.installed():
             super().__init__()
 
-    def _api(self, module: str, name: str, *arguments: str) -> Any:
+    def find(self, module: str, name: str, *arguments: str) -> Any:
         with self._emulation.installed():
-            return super()._api(module, name, *arguments)
+            return super().find(module, name, *arguments)
 
-    def _core(self) -> Any:
+    def experts_module(self) -> Any:
         return self._emulation.core
 
+
+class EmulatedAttention(FlashInferAttention):
     def write_fp8(self, *arguments: Any) -> None:
         write_fp8(*arguments)
+
+
+class _Emulated:
+    """The code of a real provider on the CPU, with the emulation in place of FlashInfer."""
+
+    device = "cpu"
+    attention_class = EmulatedAttention
+
+    def __init__(self, emulation: Emulation | None = None) -> None:
+        super().__init__(EmulatedLibrary(emulation))
 
 
 class EmulatedProvider(_Emulated, flashinfer_provider.FlashInferProvider):

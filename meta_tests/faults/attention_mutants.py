@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meta_tests.faults.mutants import Before, Catalogue, broken
+from sm121.kernels.torch_attention import TorchAttention
 from sm121.kernels.torch_provider import TorchProvider
 
 ATTENTION = ("prefill", "prefill_sinks", "decode", "decode_sinks")
@@ -113,16 +114,18 @@ for name, (change, *groups) in KEYWORDS.items():
 
 @method("start", "sink not in the running maximum", "decode_sinks", "prefill_sinks")
 def _(self, query, sinks):
-    highest, total = right.start(self, query, None)
+    highest, total = TorchAttention.start(self, query, None)
     return highest, total if sinks is None else total + sinks.float().exp()[:, None, None]
 
 
 @method("attend", "the tile after the first is not rescaled", "prefill", "decode")
 def _(self, q, k, v, positions, sinks, window, scale):
     if len(k) <= self.tile or window is not None:
-        return right.attend(self, q, k, v, positions, sinks, window, scale)
-    early = right.attend(self, q, k[: self.tile], v[: self.tile], positions, sinks, None, scale)
-    whole = right.attend(self, q, k, v, positions, sinks, None, scale)
+        return TorchAttention.attend(self, q, k, v, positions, sinks, window, scale)
+    early = TorchAttention.attend(
+        self, q, k[: self.tile], v[: self.tile], positions, sinks, None, scale
+    )
+    whole = TorchAttention.attend(self, q, k, v, positions, sinks, None, scale)
     return torch.where(positions[:, None, None] < self.tile, whole, (early + whole) / 2)
 
 
@@ -131,11 +134,10 @@ def _(self, kv_cache, pages, length):
     pages = pages.clone()
     last = -(-length // kv_cache.shape[3]) - 1
     pages[last] = pages[max(last - 1, 0)]
-    return right.read_pages(self, kv_cache, pages, length)
+    return TorchAttention.read_pages(self, kv_cache, pages, length)
 
 
-@mutant("one token too many: reads past the end", "decode")
-class _PastTheEnd(TorchProvider):
+class _PastTheEnd(TorchAttention):
     def attend(self, q, k, v, positions, sinks, window, scale):
         return super().attend(q, k, v, positions + (len(q) == 1 < len(k)), sinks, window, scale)
 
@@ -144,14 +146,18 @@ class _PastTheEnd(TorchProvider):
         return super().read_pages(kv_cache, pages, length + inside)
 
 
+mutant("one token too many: reads past the end", "decode")(
+    type("PastTheEnd", (TorchProvider,), {"attention_class": _PastTheEnd})
+)
+
+
 @method("prefill_attention", "ragged batch: a sequence sees the one before it", "prefill")
 def _(self, q, k, v, cu_seqlens, **keywords):
     whole = torch.stack((cu_seqlens[0], cu_seqlens[-1]))
     return right.prefill_attention(self, q, k, v, whole, **keywords)
 
 
-@mutant("a shared page's garbage is scaled into the output", "decode")
-class _WholePages(TorchProvider):
+class _WholePages(TorchAttention):
     def read_pages(self, kv_cache, pages, length):
         block = kv_cache.shape[3]
         k, v = super().read_pages(kv_cache, pages, -(-length // block) * block)
@@ -161,6 +167,11 @@ class _WholePages(TorchProvider):
     def visible(self, queries, keys, window):
         mask = super().visible(queries, keys, window)
         return mask | (keys[None, :] == queries[:, None] + 1) if len(queries) == 1 else mask
+
+
+mutant("a shared page's garbage is scaled into the output", "decode")(
+    type("WholePages", (TorchProvider,), {"attention_class": _WholePages})
+)
 
 
 @method("decode_attention", "cache written to", "decode")

@@ -19,6 +19,8 @@ from meta_tests.fakes.flashinfer_emulation import (
 )
 from meta_tests.faults.mutants import After, Before, broken
 from meta_tests.two_steps import in_two_steps
+from sm121.kernels.flashinfer_experts import IdentityExperts
+from sm121.kernels.torch_experts import TorchExperts
 from sm121.kernels.torch_provider import TorchProvider
 
 DENSE = ("mxfp4_linear",)
@@ -30,13 +32,16 @@ RANGES = ("moe_ranges", "moe_activation")
 MUTANTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {}
 
 
+class W4a4Experts(TorchExperts):
+    def linear_input(self, x: Tensor) -> Tensor:
+        return self.codecs.mxfp4_dequantize(*self.codecs.mxfp4_quantize(x))
+
+
 class W4a4(TorchProvider):
     """The provider `torch` with MXFP4 activations in dense layers."""
 
     linear_activations = "mxfp4"
-
-    def linear_input(self, x: Tensor) -> Tensor:
-        return self.mxfp4_dequantize(*self.mxfp4_quantize(x))
+    experts_class = W4a4Experts
 
 
 def wrong(name: str, of: type, groups: tuple[str, ...], **methods: Any) -> None:
@@ -121,7 +126,7 @@ for fault, of, other in (
     ("MXFP4 where bfloat16 is promised", TorchProvider, W4a4),
 ):
     name = f"MXFP4 linear: activations in {fault}"
-    wrong(name, of, DENSE, linear_input=other.linear_input)
+    wrong(name, of, DENSE, experts_class=other.experts_class)
 
 
 def not_in_tiles(self: Emulation, a: Tensor, backend: str) -> tuple[Tensor, Tensor]:
@@ -235,7 +240,8 @@ def of_x(change: Callable[[Tensor], Tensor]) -> type:
     def quantised(_self: Any, _q: Tensor, scales: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return change(x.float()).to(torch.float8_e4m3fn), torch.full_like(scales, 0x7F)
 
-    return type("OfX", (IdentityProvider,), {"quantised": quantised})
+    experts = type("ExpertsOfX", (IdentityExperts,), {"quantised": quantised})
+    return type("OfX", (IdentityProvider,), {"experts_class": experts})
 
 
 for fault, change in ROUNDED.items():
@@ -245,11 +251,11 @@ for fault, change in ROUNDED.items():
 
 
 class ComputedX(IdentityProvider):
-    quantised = EmulatedProvider.quantised
+    experts_class = EmulatedProvider.experts_class
 
 
 class IdentityX(EmulatedProvider):
-    quantised = IdentityProvider.quantised
+    experts_class = IdentityProvider.experts_class
 
 
 #: Changes of both x and the hidden activations, of x alone, and of the hidden activations alone.

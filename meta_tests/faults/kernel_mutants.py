@@ -23,6 +23,8 @@ from meta_tests.faults import attention_mutants, catalogue_rows, fast_build_muta
 from meta_tests.faults.mutants import After, Before, Catalogue, Mutant, broken
 from sm121.kernels import cases, checks, problems
 from sm121.kernels.cases import Case
+from sm121.kernels.torch_codecs import TorchCodecs
+from sm121.kernels.torch_experts import TorchExperts
 from sm121.kernels.torch_provider import TorchProvider
 
 MOE = ("moe_token_counts", "moe_routing", "moe_block_scales", "moe_activation")
@@ -259,7 +261,9 @@ def swiglu(
 
 
 def activation_of(change: Callable[[Tensor, float], Tensor]) -> Callable[..., Tensor]:
-    return lambda self, t, alpha, limit: right.activation(self, change(t, limit), alpha, limit)
+    return lambda self, t, alpha, limit: TorchExperts.activation(
+        self, change(t, limit), alpha, limit
+    )
 
 
 def gate_at_zero(t: Tensor, limit: float) -> Tensor:
@@ -312,12 +316,12 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     },
     ("scale_values", "mxfp4_dequantisation"): {
         "NaN swallowed: scale 0xFF is 2^128": lambda self, scales: torch.where(
-            scales == 0xFF, torch.inf, right.scale_values(self, scales)
+            scales == 0xFF, torch.inf, TorchCodecs.scale_values(self, scales)
         ),
         "NaN swallowed: scale 0xFF is 0": After(lambda values: values.nan_to_num(nan=0.0)),
         "scale bias 126": After(lambda values: values * 2),
         "scale byte 0 is 1": lambda self, scales: torch.where(
-            scales == 0, 1.0, right.scale_values(self, scales)
+            scales == 0, 1.0, TorchCodecs.scale_values(self, scales)
         ),
     },
     ("e2m1_codes", "mxfp4_quantisation"): {
@@ -335,7 +339,7 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     ("block_scales", "mxfp4_quantisation"): {
         "quantised scale + 1": After(lambda s: (s.int() + 1).clamp(max=254).byte()),
         "a zero block gets a NaN scale": lambda self, amax, largest: torch.where(
-            amax == 0, 0xFF, right.block_scales(self, amax, largest)
+            amax == 0, 0xFF, TorchCodecs.block_scales(self, amax, largest)
         ).to(torch.uint8),
     },
     ("block_scales", "mxfp8_quantisation", "mxfp4_quantisation"): {
@@ -390,9 +394,10 @@ def _(self, x, matrix, bias, e):
 
 @method("linear", "activations quantised to MXFP8 unasked", *MOE)
 def _(self, x, matrix, bias, e):
-    q, scales = self.mxfp8_quantize(x)
-    x = (q.float().unflatten(-1, (-1, 32)) * self.scale_values(scales)[..., None]).flatten(-2)
-    return right.linear(self, x, matrix, bias, e)
+    q, scales = self.codecs.mxfp8_quantize(x)
+    values = TorchCodecs().scale_values(scales)
+    x = (q.float().unflatten(-1, (-1, 32)) * values[..., None]).flatten(-2)
+    return TorchExperts.linear(self, x, matrix, bias, e)
 
 
 @method("fused_moe", "input modified", *MOE)
@@ -412,14 +417,20 @@ def _(self, x, weights, ids, w1, *arguments, **keywords):
 # Codecs
 
 
-@mutant("scale rule floor under the name of ceil", "mxfp4_quantisation")
-class _FloorRule(TorchProvider):
-    def block_scales(self, amax, largest):
-        exponent = torch.frexp(amax)[1] - 1 - (2 if largest == 6.0 else 8)
-        return (torch.where(amax == 0, -127, exponent) + 127).clamp(0, 254).to(torch.uint8)
+def floor_scales(_self, amax, largest):
+    exponent = torch.frexp(amax)[1] - 1 - (2 if largest == 6.0 else 8)
+    return (torch.where(amax == 0, -127, exponent) + 127).clamp(0, 254).to(torch.uint8)
 
 
-mutant("MXFP8 scale rule floor under the name of ceil", "mxfp8_quantisation")(_FloorRule)
+def mixed_scales(self, amax, largest):
+    floor = floor_scales(self, amax, largest)
+    ceil = TorchCodecs.block_scales(self, amax, largest)
+    return torch.where(torch.arange(amax.shape[-1]) % 2 == 0, floor, ceil)
+
+
+FLOOR = broken(right, block_scales=floor_scales)
+mutant("scale rule floor under the name of ceil", "mxfp4_quantisation")(FLOOR)
+mutant("MXFP8 scale rule floor under the name of ceil", "mxfp8_quantisation")(FLOOR)
 
 
 def never_written(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -431,15 +442,9 @@ mutant("an empty kernel: outputs never written", "mxfp4_quantisation", "mxfp8_qu
 )
 
 
-@mutant("two scale rules mixed, none declared", "mxfp4_quantisation")
-class _Mixed(_FloorRule):
-    mxfp4_scale_rule = None
-
-    def block_scales(self, amax, largest):
-        floor = super().block_scales(amax, largest)
-        ceil = right.block_scales(self, amax, largest)
-        return torch.where(torch.arange(amax.shape[-1]) % 2 == 0, floor, ceil)
-
+mutant("two scale rules mixed, none declared", "mxfp4_quantisation")(
+    broken(right, block_scales=mixed_scales, mxfp4_scale_rule=None)
+)
 
 # MXFP8 x MXFP4 experts
 

@@ -39,13 +39,37 @@ class Before:
         return broken
 
 
+#: The attributes in which the provider `torch` names the classes of its steps.
+PARTS = ("codecs_class", "experts_class", "attention_class")
+
+
 def broken(right: type, **methods: Any) -> type:
-    """Return a subclass in which some methods are replaced by functions or changes."""
-    others = {
-        name: method.of(getattr(right, name)) if isinstance(method, After | Before) else method
-        for name, method in methods.items()
-    }
+    """Return a subclass in which some methods are replaced by functions or changes.
+
+    The steps of the provider `torch` are methods of its parts, so the class of the part is changed.
+    """
+    others: dict[str, Any] = {}
+    changed: dict[str, dict[str, Any]] = {}
+    for name, method in methods.items():
+        part = part_of(right, name)
+        owner = right if part is None else getattr(right, part)
+        if isinstance(method, After | Before):
+            method = method.of(getattr(owner, name))
+        if part is None:
+            others[name] = method
+        else:
+            changed.setdefault(part, {})[name] = method
+    for part, steps in changed.items():
+        others[part] = type("BrokenPart", (getattr(right, part),), steps)
     return type("Broken", (right,), others)
+
+
+def part_of(right: type, name: str) -> str | None:
+    """Return the part of which a method is a step; None for a method of the class itself."""
+    for part in PARTS:
+        if not hasattr(right, name) and hasattr(getattr(right, part, None), name):
+            return part
+    return None
 
 
 class Catalogue:

@@ -156,7 +156,7 @@ def test_packages_that_fit_are_no_finding(installed: str, tmp_path: Path) -> Non
 def test_a_failed_import_is_not_run_with_its_message(
     raised: Exception, says: str, monkeypatch
 ) -> None:
-    from sm121.kernels import flashinfer_provider
+    from sm121.kernels import flashinfer_library
 
     real = importlib.import_module
 
@@ -165,9 +165,9 @@ def test_a_failed_import_is_not_run_with_its_message(
             raise raised
         return real(name)
 
-    monkeypatch.setattr(flashinfer_provider.importlib, "import_module", fail)
+    monkeypatch.setattr(flashinfer_library.importlib, "import_module", fail)
     with pytest.raises(NotRun) as error:
-        flashinfer_provider.FlashInferProvider()
+        flashinfer_library.FlashInferLibrary()
     assert str(raised) in str(error.value) and says in str(error.value)
 
 

@@ -19,6 +19,7 @@ from sm121.core.verdict import NotRun
 from sm121.kernels import builds, cases, checks, problems, protocol, registry, vllm_cuda
 from sm121.kernels.flashinfer_provider import FlashInferProvider
 from sm121.kernels.flashinfer_releases import since
+from sm121.kernels.torch_provider import TorchProvider
 from sm121.oracles import attention
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,6 +52,21 @@ def test_a_provider_of_ones_own_is_judged(run_pytest):
 def test_an_operation_that_a_provider_lacks_is_not_run(run_pytest):
     message = not_run(run_pytest, "meta_tests.fakes.kernel_providers:empty", environment=HERE)
     assert "provider object has no route" in message
+
+
+@pytest.mark.parametrize(
+    ("base", "step", "part"),
+    [
+        pytest.param(TorchProvider, "visible", "attention_class", id="torch, attention"),
+        pytest.param(TorchProvider, "e4m3", "codecs_class", id="torch, codecs"),
+        pytest.param(FlashInferProvider, "quantised", "experts_class", id="flashinfer, experts"),
+    ],
+)
+def test_a_provider_that_replaces_a_step_of_a_part_is_refused(base, step, part):
+    """No operation would call its method, so that its kernel would not be tested."""
+    with pytest.raises(TypeError, match=rf"Ours\.{step}: .* set {part} of Ours to that class"):
+        type("Ours", (base,), {step: lambda self: None})
+    type("Ours", (base,), {"route": lambda self: None})
 
 
 def test_cases_and_plugin_are_there_without_torch():

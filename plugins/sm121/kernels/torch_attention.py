@@ -15,12 +15,18 @@ from sm121.kernels.protocol import DecodeAttention, PrefillAttention
 from sm121.kernels.torch_codecs import TorchCodecs
 
 
-class TorchAttention(TorchCodecs):
-    """Prefill and decode attention with sinks and a window, on any device."""
+class TorchAttention:
+    """Prefill and decode attention with sinks and a window, on any device.
 
-    block_sizes = (16, 32, 64, 128)
+    Args:
+        codecs: The steps of the provider's codecs.
+    """
+
     #: The number of keys in one step of the running softmax.
     tile = 128
+
+    def __init__(self, codecs: TorchCodecs) -> None:
+        self.codecs = codecs
 
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute causal attention over whole sequences.
@@ -67,29 +73,9 @@ class TorchAttention(TorchCodecs):
             out[b] = rows[0]
         return out
 
-    def prefill_attention_fp8(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute `prefill_attention` with keys and values from an FP8 cache.
-
-        Args:
-            *arguments: As for `prefill_attention`.
-            **keywords: As for `prefill_attention`.
-        """
-        q, k, v, *rest = arguments
-        return self.prefill_attention(q, self.cached(k), self.cached(v), *rest, **keywords)
-
-    def decode_attention_fp8(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute `decode_attention` over an FP8 cache.
-
-        Args:
-            *arguments: As for `decode_attention`.
-            **keywords: As for `decode_attention`.
-        """
-        q, kv_cache, *rest = arguments
-        return self.decode_attention(q, self.cached(kv_cache), *rest, **keywords)
-
     def cached(self, values: Tensor) -> Tensor:
         """Return keys or values as they are read back from an FP8 cache."""
-        return self.e4m3(values.float()).to(values.dtype)
+        return self.codecs.e4m3(values.float()).to(values.dtype)
 
     def read_pages(self, kv_cache: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Return the keys and values of one sequence.

@@ -25,9 +25,6 @@ _E8M0_NAN = 0xFF
 class TorchCodecs:
     """The quantisers and the dequantiser, on any device."""
 
-    mxfp4_scale_rule = "ceil"
-    mxfp8_scale_rule = "ceil"
-
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Encode x in MXFP4.
 

@@ -3,19 +3,36 @@
 Values are rounded to bfloat16 where a real kernel would store them, and summed in float32.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sm121.kernels.protocol import FusedMoe, Packed
-from sm121.kernels.torch_codecs import TorchCodecs
 
 
-class TorchExperts(TorchCodecs):
-    """The router, the mixture of experts and the dense layers, on any device."""
+class Codecs(Protocol):
+    """The codecs that the experts use: operations of a kernel provider."""
 
-    activations = "bfloat16"
+    def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode x [M, K] in MXFP4."""
+
+    def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
+        """Decode MXFP4 to [..., K] float32."""
+
+    def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode x [M, K] in MXFP8."""
+
+
+class TorchExperts:
+    """The router, the mixture of experts and the dense layers, on any device.
+
+    Args:
+        codecs: The codecs of the provider. A subclass of the provider may replace them.
+    """
+
+    def __init__(self, codecs: Codecs) -> None:
+        self.codecs = codecs
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Choose the experts of each token.
@@ -65,7 +82,7 @@ class TorchExperts(TorchCodecs):
             e: The number of the expert.
         """
         packed, scales = weights
-        return self.mxfp4_dequantize(packed[e], scales[e]).to(torch.bfloat16)
+        return self.codecs.mxfp4_dequantize(packed[e], scales[e]).to(torch.bfloat16)
 
     def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
         """Multiply x by a matrix of an expert, and add its bias.
@@ -117,7 +134,7 @@ class TorchExperts(TorchCodecs):
         Returns:
             [M, N], of the dtype of x.
         """
-        return self.dense(self.linear_input(x), self.mxfp4_dequantize(*weight)).to(x.dtype)
+        return self.dense(self.linear_input(x), self.codecs.mxfp4_dequantize(*weight)).to(x.dtype)
 
     def linear_input(self, x: Tensor) -> Tensor:
         """Return x [M, K] in float32, as `mxfp4_linear` multiplies it."""

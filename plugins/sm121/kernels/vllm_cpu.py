@@ -24,7 +24,7 @@ from torch import Tensor
 from sm121.core.verdict import NotRun
 from sm121.kernels.planning import Paging
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
-from sm121.kernels.torch_provider import TorchProvider
+from sm121.kernels.torch_codecs import TorchCodecs
 
 #: gpt-oss's SwiGLU constants, which are compiled into the experts' kernel.
 _ALPHA = 1.702
@@ -74,7 +74,7 @@ class VllmCpuProvider:
             )
         current_platform.import_kernels()
         self._ops: Any = _custom_ops
-        self._decoder = TorchProvider()
+        self._decoder = TorchCodecs()
         self._softmax_topk: Any = _softmax_topk
         self._dispatch: Any = dispatch_cpu_unquantized_gemm
         self._dtype = dtype
