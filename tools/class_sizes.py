@@ -5,11 +5,15 @@
 - Methods: the functions of its body, private ones and properties too, except ``__dunder__`` ones.
 - A base counts too if it is a class of the counted modules. It is searched by name, in the same
   module first.
+
+``python -m tools.class_sizes CHECKOUT NAME...`` prints the counts of classes of ``plugins/``.
 """
 
+import argparse
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,20 @@ def classes_of(module: str, tree: ast.Module) -> Iterator[ClassMembers]:
                 fields=frozenset(_fields(node)),
                 methods=frozenset(_methods(node)),
             )
+
+
+def classes_below(root: Path, folder: str) -> list[ClassMembers]:
+    """Return the classes of all modules of a folder.
+
+    Args:
+        root: A checkout.
+        folder: The folder in it.
+    """
+    classes: list[ClassMembers] = []
+    for path in sorted((root / folder).rglob("*.py")):
+        module = path.relative_to(root).as_posix()
+        classes += classes_of(module, ast.parse(path.read_text("utf-8")))
+    return classes
 
 
 def with_inherited(classes: Iterable[ClassMembers]) -> Iterator[tuple[str, int, int]]:
@@ -147,3 +165,22 @@ def _methods(node: ast.ClassDef) -> Iterator[str]:
             is_dunder = member.name.startswith("__") and member.name.endswith("__")
             if not is_dunder:
                 yield member.name
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the fields and methods of the named classes, or of the twelve largest ones."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path, help="a checkout")
+    parser.add_argument("names", nargs="*", help="names of classes (default: the largest twelve)")
+    given = parser.parse_args(arguments)
+    counts = list(with_inherited(classes_below(given.root, "plugins")))
+    counts.sort(key=lambda count: (-count[1] - count[2], count[0]))
+    shown = counts[:12]
+    if given.names:
+        shown = [count for count in counts if count[0].rpartition(":")[2] in given.names]
+    for name, fields, methods in shown:
+        print(f"{fields:3} fields {methods:3} methods  {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -166,10 +166,7 @@ def class_problems(root: Path, limits: dict[str, Any]) -> list[str]:
     Returns:
         The lines, and one for each exception that is no longer needed.
     """
-    classes: list[class_sizes.ClassMembers] = []
-    for path in sorted((root / PACKAGE).rglob("*.py")):
-        module = path.relative_to(root).as_posix()
-        classes += class_sizes.classes_of(module, ast.parse(path.read_text("utf-8")))
+    classes = class_sizes.classes_below(root, PACKAGE)
     formats = limits["file-formats"]
     lines = []
     for name in class_sizes.heirs(classes):

@@ -67,3 +67,13 @@ def test_heirs_are_classes_with_a_base_among_the_counted_ones_but_data_and_error
     for name, text in {"a": BASE, "b": CHILD, "c": data, "d": errors}.items():
         classes += class_sizes.classes_of(name, ast.parse(text))
     assert [*class_sizes.heirs(classes)] == ["b:Child"]
+
+
+def test_the_command_prints_the_counts_of_the_named_classes(tmp_path, capsys):
+    module = tmp_path / "plugins" / "a.py"
+    module.parent.mkdir()
+    module.write_text(BASE + CHILD)
+    class_sizes.main([str(tmp_path), "Child"])
+    assert capsys.readouterr().out == "  2 fields   2 methods  plugins/a.py:Child\n"
+    class_sizes.main([str(tmp_path)])
+    assert capsys.readouterr().out.count("\n") == 2
