@@ -17,7 +17,7 @@ from sm121.answers.golden_comparison import GoldenComparison
 from sm121.checkpoint import inspection
 from sm121.clock.measuring import Number, Result
 from sm121.core import profile
-from sm121.engines import registry
+from sm121.engines import capabilities, registry
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_start import LogStart
 from sm121.machine import roofline
@@ -173,6 +173,17 @@ def test_a_model_with_a_chat_template_must_chat(written):
         text, mine = written(url)
     assert "chats" not in mine.correctness.cannot and mine.correctness.chats
     assert "UNKNOWN: the model answered neither chat" in text
+
+
+def test_a_profile_of_llama_server_is_based_on_llama_servers(draft):
+    """The limits of vLLM's float32 and bfloat16 are too small for llama.cpp's kernels."""
+    made = draft("cpu")
+    can = capabilities.capabilities_of("llama-cpp", "b11434")
+    facts = dataclasses.replace(made.facts, can=can)
+    text = dataclasses.replace(made, facts=facts).text("canary")
+    shipped = profile.load("cpu-tiny-gpt-oss-llama-cpp")
+    assert f"From here on as {shipped.name}" in text and "speaking_worker" not in text
+    assert f"mean_abs = {shipped.correctness.golden['auto'].mean_abs}" in text
 
 
 def test_the_path_of_a_folder_is_the_served_name(written):

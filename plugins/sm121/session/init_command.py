@@ -182,7 +182,7 @@ def _server(request: InitRequest, arch: str, say: Say) -> Iterator[tuple[Server,
         served_name=request.served_name or Path(request.model).name,
         arguments=request.engine_arguments,
         environment=(),
-        speaking_worker=base_profile(arch).engine.speaking_worker,
+        speaking_worker=base_profile(arch, request.engine).engine.speaking_worker,
     )
     dead_runs.end_dead_runs()
     with tempfile.TemporaryDirectory(prefix="sm121-init-profile-") as folder:

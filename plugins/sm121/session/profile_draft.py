@@ -70,7 +70,7 @@ class Draft:
     base: Profile = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "base", base_profile(self.arch))
+        object.__setattr__(self, "base", base_profile(self.arch, self.facts.can.engine))
 
     def exam(self) -> str:
         """Return the exam of the questions that the model answered, as JSONL."""
@@ -287,13 +287,14 @@ def prompt_tokens(context: int | None) -> int:
     return 512 if length >= 2048 else max(16, length // 4)
 
 
-def base_profile(arch: str) -> Profile:
+def base_profile(arch: str, served_by: str = "vllm") -> Profile:
     """Return the shipped profile whose tables about the machine are used.
 
     Args:
         arch: The architecture. For one without a shipped profile, it is that of the GB10.
+        served_by: The engine. For one without a shipped profile, it is that of another engine.
     """
-    for engine in ("vllm", "sglang", "llama-cpp"):
+    for engine in (served_by, "vllm", "sglang", "llama-cpp"):
         for name in profile.shipped():
             if profile.load(name).arch == arch and profile.load(name).engine.name == engine:
                 return profile.load(profile.for_architecture(arch, engine))
