@@ -11,6 +11,20 @@ from sm121.core import profile, verdict
 CPU = profile.load("cpu-tiny-gpt-oss").correctness
 
 
+@pytest.mark.parametrize(
+    ("content", "is_spilled"),
+    [
+        pytest.param("<think>\nI call get_weather.\n</think>\n\n", False, id="reasoning"),
+        pytest.param("I will look it up.", False, id="a preamble"),
+        pytest.param("<think>a</think> get_weather(Paris)", True, id="the call after reasoning"),
+        pytest.param("<think>I call get_weather", True, id="reasoning without an end"),
+    ],
+)
+def test_reasoning_without_a_parser_may_name_the_tool(content, is_spilled):
+    call = {"function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    assert tools.spilled({"content": content, "tool_calls": [call]}) == is_spilled
+
+
 def ask_for_a_tool(reply: Exchange, check=tools.called_every_time, engine: str = "vllm"):
     """Run a check of tools on a server that always gives the same answer."""
     check(replying(reply, engine=engine), CPU)

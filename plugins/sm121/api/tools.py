@@ -17,6 +17,8 @@ from sm121.core.verdict import Inapplicable, NotRun
 
 #: A pattern for refusals by servers that were started without a parser of tool calls.
 _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
+#: Reasoning in tags at the beginning of the content.
+_REASONING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 #: The fields of a call that a client sends back.
 _SENT_BACK = ("id", "type", "function")
 
@@ -198,12 +200,13 @@ def _conversation(case: ToolCall, calls: list[Json]) -> list[Json]:
 def spilled(message: Json) -> bool:
     """Return whether a message's content contains parts of its tool calls.
 
-    A preamble in which gpt-oss announces a call (harmony, "preambles") is allowed.
+    A preamble in which gpt-oss announces a call (harmony, "preambles") is allowed. The content may
+    begin with reasoning in tags, if the server was started without a parser of reasoning.
 
     Args:
         message: A message of the assistant.
     """
-    content = message.get("content") or ""
+    content = _REASONING.sub("", message.get("content") or "")
     parts = ["<|", "to=functions"]
     for call in message.get("tool_calls") or []:
         function = call["function"]
