@@ -98,9 +98,28 @@ def test_a_start_in_a_third_zone_names_the_variable_that_sets_it(attach, in_zone
 def test_a_model_is_another_one_only_if_both_sides_name_it(
     monkeypatch, entry, logged, is_of_another
 ):
-    pages = {"data": [{"id": "mine", **entry}]}
-    monkeypatch.setattr(attached_log, "json_of", lambda _http, _page: pages)
+    pages = {"/v1/models": {"data": [{"id": "mine", **entry}]}, "/props": {}}
+    monkeypatch.setattr(attached_log, "json_of", lambda _http, page: pages[page])
     path = KernelPath(log=LogStart(**logged))
+    doubt = attached_log._wrong_model(path, Endpoint("http://127.0.0.1:9", "key", "mine"))
+    assert (doubt.is_of_another if doubt is not None else None) is is_of_another
+
+
+@pytest.mark.parametrize(
+    ("logged", "is_of_another"),
+    [("/models/x.gguf", None), ("/models/y.gguf", True)],
+    ids=["its own log", "the log of another model"],
+)
+def test_an_alias_of_llama_server_hides_the_model_only_in_the_list(
+    monkeypatch, logged, is_of_another
+):
+    """llama-server lists its alias; its page /props has the path that its log shows."""
+    pages = {
+        "/v1/models": {"data": [{"id": "mine"}]},
+        "/props": {"model_alias": "mine", "model_path": "/models/x.gguf"},
+    }
+    monkeypatch.setattr(attached_log, "json_of", lambda _http, page: pages[page])
+    path = KernelPath(log=LogStart(model=logged))
     doubt = attached_log._wrong_model(path, Endpoint("http://127.0.0.1:9", "key", "mine"))
     assert (doubt.is_of_another if doubt is not None else None) is is_of_another
 

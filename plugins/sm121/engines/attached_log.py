@@ -129,10 +129,12 @@ def _wrong_release(path: KernelPath, can: Capabilities) -> _Reason | None:
 def _wrong_model(path: KernelPath, endpoint: Endpoint) -> _Reason | None:
     with endpoint.http(timeout_s=10.0) as http:
         entry = entry_of(json_of(http, "/v1/models"), endpoint.served_name) or {}
+        loaded = json_of(http, "/props").get("model_path")  # only llama-server has this path
     names = {endpoint.served_name}
-    for key in ("root", "parent"):  # parent: the base model of an adapter
-        if isinstance(entry.get(key), str):
-            names.add(entry[key])
+    # parent: the base model of an adapter
+    for value in (entry.get("root"), entry.get("parent"), loaded):
+        if isinstance(value, str):
+            names.add(value)
     logged = [name for name in (path.log.served_model, path.log.model) if name is not None]
     if not logged:
         return _Reason("its last start names no model")
@@ -142,7 +144,7 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> _Reason | None:
             # If the log does not contain the served name, and the server does not report the path
             # of its model (`root`), both names may belong to one model: the log may contain the
             # path of the model, and the server an alias.
-            is_of_another=path.log.served_model is not None or "root" in entry,
+            is_of_another=path.log.served_model is not None or "root" in entry or bool(loaded),
         )
     return None
 
