@@ -28,9 +28,8 @@ NOTHING = "nothing"
 
 
 class _Packing:
-    """The kernels for which vLLM packed the experts when it loaded them:
-
-    AMX kernels or the portable ones."""
+    """The kernels for which vLLM packed the experts when it loaded them: AMX kernels or the
+    portable ones."""
 
     isa = "vec"
 

@@ -66,7 +66,8 @@ def test_a_seed_that_gives_its_text_in_the_third_attempt_is_right():
 
 
 class Forms:
-    """A server with one text of a given probability and many others, as `Api` shows it."""
+    """A server that gives one text with a given probability, and many others, in the form of
+    `Api`."""
 
     def __init__(self, likelihood: float, *, ignores_temperature: bool) -> None:
         self.likelihood = likelihood
@@ -95,7 +96,9 @@ class Forms:
 
 @pytest.mark.parametrize("ignores_temperature", [False, True])
 def test_equal_answers_of_a_near_certain_text_show_nothing(ignores_temperature):
-    """A thinking model always begins in the same way."""
+    """If a text is almost certain, equal answers show nothing.
+
+    A thinking model always begins in the same way."""
     api = Forms(0.9999, ignores_temperature=ignores_temperature)
     with pytest.raises(NotRun, match="with probability 1"):
         sampling.form_obeys_temperature_and_top_p(api, "response")
@@ -114,7 +117,9 @@ def test_equal_answers_of_a_text_that_is_not_certain_are_wrong(likelihood):
 
 @pytest.mark.parametrize("sent", [None, 0.0, -9999.0], ids=["null", "after-sampling", "clamped"])
 def test_a_server_without_usable_log_probabilities_has_no_excuse(sent):
-    """Some engines report log-probabilities after sampling, which are 0 for each token."""
+    """Some engines report log-probabilities after sampling, which are 0 for each token.
+
+    Such a server is not excused."""
     api = Forms(0.5, ignores_temperature=True)
     send = api.send_chat
 

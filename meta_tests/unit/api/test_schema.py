@@ -26,7 +26,9 @@ def test_a_key_that_is_missing_is_noticed(key):
 
 
 def test_a_violation_names_nothing_that_differs_between_answers():
-    """A trusted run with the same violation must have the same text (`--against`)."""
+    """The text of a violation contains nothing that differs between answers.
+
+    With `--against`, the same violation must have the same text in the trusted run."""
     lines = set()
     for number in (1, 2):
         answer = {"id": f"cmpl-{number}", "created": number, "model": "m", "object": "list"}
@@ -128,7 +130,7 @@ def test_each_broken_rule_of_completions_is_noticed(changes, fault):
     ],
 )
 def test_tool_calls_that_are_not_well_formed(changes, fault):
-    """`changes`: the changes of each call."""
+    """Tool calls that are not well formed fail. `changes` are the changes of each call."""
     request = {"model": "canary", "tools": tools.tools()}
     assert invariants.of_tool_calls([CALL], request) == []
     assert fault in "; ".join(invariants.of_tool_calls([CALL | each for each in changes], request))
@@ -152,7 +154,9 @@ def test_a_header_in_a_message_is_noticed():
 
 
 def test_fields_required_later_are_not_required_of_older_engines() -> None:
-    """vLLM 0.24 on an H100 with openai 3.54: a healthy server failed."""
+    """Fields that became required later are not required of older engines.
+
+    vLLM 0.24 on an H100, a healthy server, failed with openai 3.54."""
     response = json.loads(text_file("response.json"))
     assert schema.violations("response", response) == []
     del response["usage"]["input_tokens_details"]["cached_tokens"]
@@ -162,8 +166,8 @@ def test_fields_required_later_are_not_required_of_older_engines() -> None:
 
 @pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ()])
 def test_reasoning_is_read_once_whatever_its_names(names):
-    """vLLM 0.14 sends both names with the same text, which was taken for text after a stop
-    string."""
+    """vLLM 0.14 sends the reasoning under two names, and the second one was taken for text after a
+    stop string."""
     names = names or ("reasoning", "reasoning_content")
     message = {"content": None, **dict.fromkeys(names, "Paris")}
     assert sampling.reasoning_and_content(message) == "Paris"

@@ -116,7 +116,7 @@ def test_streams_that_are_not_as_published(broken, fault):
 
 
 def test_a_stream_may_have_any_text_and_an_error_that_is_null():
-    """JSON may contain characters that Python takes for the end of a line."""
+    """JSON in a stream may contain characters that Python takes for the end of a line."""
     chunks = [{**item, "error": None} for item in CHUNKS]
     chunks[-3] = {**chunk({"content": "a\u2028b\x85c"}), "error": None}
     sent = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
@@ -145,6 +145,8 @@ def test_merged_choices_are_kept_apart():
     ],
 )
 def test_an_incomplete_last_event_is_judged(tail, fault):
-    """A client drops an incomplete event at the end; a server that sends one still fails."""
+    """A client drops an incomplete event at the end of a stream.
+
+    A server that sends one still fails."""
     lines = wrong(sse(CHUNKS, end=tail))
     assert fault in lines if fault else not lines, lines

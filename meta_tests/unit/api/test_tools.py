@@ -1,4 +1,5 @@
-"""Checks of tool calls: a server without a parser is not judged, any other refusal fails."""
+"""Checks of tool calls: a server without a parser of tool calls is not judged, and any other
+refusal fails."""
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_reasoning_without_a_parser_may_name_the_tool(content, is_spilled):
 
 
 def ask_for_a_tool(reply: Exchange, check=tools.called_every_time, engine: str = "vllm"):
-    """Run a check of tools on a server that always gives the same answer."""
+    """Run a check of tool calls on a server that always gives the same answer."""
     check(replying(reply, engine=engine), CPU)
 
 

@@ -1,4 +1,5 @@
-"""The canary: its twins agree, its answers and the oracle are right, and defects are detected."""
+"""The canary: its BF16 and MXFP4 checkpoints agree, its answers and the oracle are right, and
+defects are detected."""
 
 import hashlib
 import json
@@ -83,7 +84,7 @@ def test_shipped_weights_are_small():
 
 
 def test_the_drafter_is_of_the_canary_that_is_shipped(canary_bf16):
-    """It was trained on these weights, and maps to their tokens."""
+    """The drafter was trained on the shipped weights, and its tokens are mapped to theirs."""
     trained = json.loads((SHIPPED / "drafter.json").read_text("utf-8"))
     recorded = json.loads((SHIPPED / "weights.json").read_text("utf-8"))
     weights = hashlib.sha256((SHIPPED / "weights.safetensors").read_bytes()).hexdigest()
@@ -165,7 +166,7 @@ def test_tokenizer_encodes_like_harmony(canary_bf16, encoder):
 
 @pytest.mark.slow("a minute of computing on a busy machine; the canary does not change")
 def test_oracle_agrees_with_transformers(canary_bf16):
-    """This includes the shipped oracle's file."""
+    """The oracle agrees with transformers. The same holds for the shipped file of the oracle."""
     shipped = oracle_file.shipped(canary_bf16)
     assert shipped is not None, "it is of another canary: `sm121 golden`"
     transformers = pytest.importorskip("transformers")
@@ -196,7 +197,8 @@ def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16):
 
 
 def test_only_the_canary_has_what_is_shipped(canary_mxfp4, canary_bf16, tmp_path, monkeypatch):
-    """The shipped file is not used for the twin, another weight, a certificate or other prompts."""
+    """The oracle's shipped file is not used for the other checkpoint of the canary, for other
+    weights, for a certificate or for other prompts."""
     made = oracle_file.shipped(canary_bf16).model_copy(update={"suite": "made anew"})
     monkeypatch.setattr(oracle_making, "make", lambda *_a, **_k: made)
     changed = Path(shutil.copytree(canary_bf16, tmp_path / "changed"))
@@ -241,7 +243,7 @@ def test_knows_capitals(weights, encoder, country):
 def _greedy(
     weights: gpt_oss.Weights, token_ids: list[int], count: int, stop: frozenset[int] = frozenset()
 ) -> list[int]:
-    """Return up to `count` greedy tokens, ending with a stop token."""
+    """Return at most `count` greedy tokens, or fewer if a stop token ends them."""
     ids = list(token_ids)
     for _ in range(count):
         last = small_oracle.hidden_states(weights, ids)[-1]

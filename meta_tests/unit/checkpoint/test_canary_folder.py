@@ -1,4 +1,4 @@
-"""The canary is built in the user's cache, once, and never partly."""
+"""The canary is built once in the user's cache, and never only partly."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def test_the_folder_is_the_users_and_not_the_projects(variables, expected, tmp_p
 
 
 def test_other_weights_have_another_folder(monkeypatch):
-    """Two releases of the suite on one machine keep their own checkpoints."""
+    """Two releases of the suite on one machine have separate checkpoints."""
     monkeypatch.delenv("SM121_CANARY", raising=False)
     ours = canary.folder()
     monkeypatch.setattr(canary, "_inputs_digest", lambda: "f" * 64)
@@ -54,7 +54,9 @@ def test_a_run_serves_the_canary_of_that_folder(tmp_path, monkeypatch):
 
 
 class Slow:
-    """A stand-in for the writers of the tokenizer and the weights that counts their calls."""
+    """A replacement for the functions that write the tokenizer and the weights.
+
+    It counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0

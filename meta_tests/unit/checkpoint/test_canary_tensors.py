@@ -1,4 +1,5 @@
-"""The checkpoint of real shape: the published names, formats and sizes, and the canary in it."""
+"""The synthetic checkpoint of real shape has the published names, formats and sizes, and contains
+the canary."""
 
 import json
 import math
@@ -57,7 +58,8 @@ def test_names_formats_and_sizes_are_the_published_ones():
 
 @pytest.mark.parametrize("layers", [4, 5, 6, 24, 36])
 def test_the_canarys_layers_keep_their_kind(layers):
-    """In both models, even layers have a sliding window."""
+    """Layers of the canary stay in layers of the same kind: in both models, even layers have a
+    sliding window."""
     layer_numbers = whole(layers).own_layers
     assert list(layer_numbers.values()) == [0, 1, 2, 3]
     assert all(layer % 2 == n % 2 and layer < layers for layer, n in layer_numbers.items())

@@ -1,4 +1,6 @@
-"""A label that its tensors contradict is a typed fact; a label with exceptions is not."""
+"""A quantisation label that the tensors contradict is reported as a fact.
+
+A label with exceptions is not."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,8 @@ Change = Callable[[str, Entry], dict[str, Entry]]
 
 
 def fp8_as_packed_fp4(name: str, entry: Entry) -> dict[str, Entry]:
-    """Store the experts as DeepSeek-V4-Flash does: I8 with two values, a scale in E8M0 for 32."""
+    """Store the experts as DeepSeek-V4-Flash does: I8 elements with two values, and an E8M0 scale
+    for 32 values."""
     if ".experts." not in name:
         return {name: entry}
     if name.endswith("_scale_inv"):
@@ -27,7 +30,7 @@ def fp8_as_packed_fp4(name: str, entry: Entry) -> dict[str, Entry]:
 
 
 def nvfp4_as_bf16(layer: int) -> Change:
-    """Store the shared experts of a layer unquantised."""
+    """Store the shared experts of a layer without quantisation."""
 
     def change(name: str, entry: Entry) -> dict[str, Entry]:
         if f".layers.{layer}.mlp.shared_experts." not in name:
@@ -47,7 +50,7 @@ def attention_in_fp8(name: str, entry: Entry) -> dict[str, Entry]:
 
 
 def small(name: str) -> PublicCheckpoint:
-    """Return a public checkpoint with few layers and experts."""
+    """Return a public checkpoint with only a few layers and experts."""
     public = checkpoints.load(name).with_layers(5)
     public.config["num_hidden_layers"] = 5
     if "n_routed_experts" in public.config:
@@ -59,7 +62,9 @@ def small(name: str) -> PublicCheckpoint:
 def facts_of(
     public: PublicCheckpoint, folder: Path, change: Change | None = None, **label: Any
 ) -> tuple[Fact, ...]:
-    """Inspect a changed checkpoint. `label`: changed keys of its quantization_config."""
+    """Return the facts about a changed checkpoint.
+
+    `label` contains changed keys of its quantization_config."""
     if change is not None:
         public = public.with_tensors(change)
     own = public.config.get("quantization_config", {})
@@ -170,7 +175,10 @@ def test_pruned_experts_contradict_the_configuration(tmp_path):
 
 
 def test_unlisted_matrices_known_to_engines_give_only_a_note(tmp_path):
-    """DeepSeek-V4 has its compressor in BF16, and its label does not list it as an exception."""
+    """Unquantised matrices that are known to the engines give only a note.
+
+    DeepSeek-V4 has its compressor in BF16, and its label does not list the compressor as an
+    exception."""
 
     def with_compressor(name: str, entry: Entry) -> dict[str, Entry]:
         if not name.endswith("self_attn.o_proj.weight"):
@@ -198,7 +206,7 @@ def test_a_method_that_no_row_describes_is_not_judged(tmp_path):
 
 
 def without_scales(kept: str = "no layer") -> Change:
-    """Leave out the scales of the attention's weights, but for those of one layer."""
+    """Leave out the scales of the attention's weights, except for those of one layer."""
 
     def change(name: str, entry: Entry) -> dict[str, Entry]:
         is_scale = name.endswith(("_scale_inv", "_weight_scale", ".weight_scale"))
@@ -216,7 +224,8 @@ def test_a_weight_without_the_scale_that_other_layers_have_is_wrong(tmp_path):
 
 
 def packed_attention(name: str, entry: Entry) -> dict[str, Entry]:
-    """Pack two values of the attention in a byte, in a form that nobody describes."""
+    """Pack two values of the attention's weights in a byte, in a form that no row of the data
+    describes."""
     if not name.endswith("self_attn.o_proj.weight"):
         return {name: entry}
     rows, columns = entry[1]
@@ -304,7 +313,7 @@ FUSED = {
 @pytest.mark.parametrize("says", ["NVFP4", "FP8", None], ids=str)
 @pytest.mark.parametrize("kind", [*FUSED])
 def test_experts_in_one_tensor_a_layer_are_read(kind, says, tmp_path):
-    """The names are those of Transformers 5."""
+    """Experts in one tensor per layer are read. The names are those of Transformers 5."""
     tensors: dict[str, Entry] = {}
     for layer in range(2):
         for end, entry in FUSED[kind].items():

@@ -1,4 +1,4 @@
-"""The drafter of a start: is its checkpoint on this machine, and is it complete?"""
+"""Whether the checkpoint of a start's drafter is on this machine, and is complete."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 def snapshot(home: Path, *files: str, shards: tuple[str, ...] = ()) -> Path:
-    """Write a snapshot in the hub's cache, with an index if the checkpoint has several files."""
+    """Write a snapshot into a hub cache, with an index if the checkpoint has several files."""
     repository = home / "hub" / f"models--{NAME.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc", "utf-8")
@@ -34,7 +34,9 @@ def obstacle(name: str, home: Path) -> str | None:
 
 
 def test_an_interrupted_download_of_a_drafter_is_named(tmp_path):
-    """hf download writes config.json first, and the weights to blobs/HASH.incomplete."""
+    """An interrupted download of a drafter is reported.
+
+    hf download writes config.json first, and the weights to blobs/HASH.incomplete."""
     folder = snapshot(tmp_path)
     (folder.parents[1] / "blobs" / "ad5c.incomplete").write_bytes(b"half")
     assert obstacle(NAME, tmp_path) == (
@@ -70,7 +72,8 @@ def test_a_folder_without_a_file_of_its_index_is_named(tmp_path):
     ],
 )
 def test_a_complete_drafter_is_present(files, shards, tmp_path):
-    """An interrupted download of another revision leaves a blob that nothing needs."""
+    """A complete drafter counts as present, even if an interrupted download of another revision
+    left a blob."""
     folder = snapshot(tmp_path, *files, shards=shards)
     (folder.parents[1] / "blobs" / "ad5c.incomplete").write_bytes(b"half")
     assert obstacle(NAME, tmp_path) is None

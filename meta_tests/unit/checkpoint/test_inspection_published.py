@@ -1,4 +1,4 @@
-"""The arithmetic on headers agrees with the published sizes of five public checkpoints."""
+"""The sizes computed from headers agree with the published sizes of five public checkpoints."""
 
 from collections import Counter
 
@@ -43,7 +43,9 @@ _PACKED = "_blocks"
     ],
 )
 def test_sizes_are_the_published_ones_and_the_label_is_true(name, rows, tmp_path):
-    """`rows`: layers and weights by part and format."""
+    """Sizes are the published ones, and the label is true.
+
+    `rows` are the layers and weights of each part and format."""
     public = checkpoints.load(name)
     found = inspection.of_folder(public.write(tmp_path))
     assert found.stored.size == public.published_bytes
@@ -59,7 +61,8 @@ def test_sizes_are_the_published_ones_and_the_label_is_true(name, rows, tmp_path
 
 
 def test_bytes_of_a_token_are_those_of_the_roofline(tmp_path):
-    """The roofline computes gpt-oss from config.json, this module from the tensors."""
+    """For gpt-oss, the bytes per token computed from the tensors equal those that the roofline
+    computes from config.json."""
     public = checkpoints.load("openai/gpt-oss-120b")
     found = inspection.of_folder(public.write(tmp_path))
     by_config = roofline.traffic(public.config, depth=0, formats=roofline.formats(public.config))
@@ -70,7 +73,8 @@ def test_bytes_of_a_token_are_those_of_the_roofline(tmp_path):
 
 
 def test_a_token_of_deepseek_r1_reads_its_published_active_parameters(tmp_path):
-    """37 billion active parameters: one byte for each, two for those of the head."""
+    """A token of DeepSeek-R1 reads 37 billion active parameters: one byte for each, and two bytes
+    for those of the head."""
     public = checkpoints.load("deepseek-ai/DeepSeek-R1").with_experts(8)
     public.config["n_routed_experts"] = 8
     found = inspection.of_folder(public.write(tmp_path))

@@ -1,4 +1,4 @@
-"""The KV cache of public models follows from their config.json, or is unknown."""
+"""The KV cache of public models is derived from their config.json, or is unknown."""
 
 import pytest
 

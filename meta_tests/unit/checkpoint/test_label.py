@@ -1,4 +1,4 @@
-"""Each form of a label is read: compressed-tensors, ModelOpt, GPTQ, exceptions."""
+"""Each form of a quantisation label is read: compressed-tensors, ModelOpt, GPTQ, and exceptions."""
 
 import json
 
@@ -16,7 +16,7 @@ FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
 
 
 def matrices(kind):
-    """Return the tensors of two layers in a format."""
+    """Return the tensors of two layers in the given format."""
     rows, columns = 256, 1024
     packed = {
         "nvfp4": {
@@ -72,7 +72,7 @@ def compressed(weights, targets=("Linear",), ignore=()):
 
 
 def two_groups(every, attention):
-    """Return a label with a group for all matrices, and one for the attention."""
+    """Return a label with two groups: one for all matrices, and one for the attention."""
     groups = {
         every: {"weights": FP8, "targets": ["Linear"]},
         attention: {"weights": NVFP4, "targets": ["re:.*self_attn.*"]},
@@ -174,7 +174,7 @@ def test_modelopt_has_a_file_of_its_own(quantization, agrees, tmp_path):
     [("nvfp4", 4), ("int4", 4), ("int8", 8), ("fp8", 8), ("gptq", 4), ("bfloat16", 16)],
 )
 def test_values_are_counted_whatever_the_packing(kind, values, tmp_path):
-    """`values`: the bits of a value."""
+    """Values are counted correctly in each packing. `values` is the number of bits of a value."""
     label = compressed({"int8": INT8, "int4": INT4}[kind]) if kind in ("int8", "int4") else None
     found = inspected(tmp_path, kind, label)
     for weight in found.weights:

@@ -1,4 +1,4 @@
-"""Headers are read without the weights; an incomplete file is named."""
+"""Headers of safetensors files are read without the weights, and an incomplete file is reported."""
 
 import json
 import os

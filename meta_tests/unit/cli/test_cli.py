@@ -1,4 +1,5 @@
-"""``sm121``: a wrong request gives one line and status 4, wherever it is found."""
+"""The command ``sm121``: a wrong request gives one line and status 4, wherever the mistake is
+found."""
 
 import io
 import os
@@ -307,7 +308,8 @@ def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
 
 
 def test_a_log_on_standard_input_is_named_so(monkeypatch, capsys):
-    """The name of its temporary copy would not help a user."""
+    """If a log is read from standard input, messages say so, because the name of the temporary copy
+    would not help a user."""
     piped = SimpleNamespace(buffer=io.BytesIO(b"no such container\n"), isatty=lambda: False)
     monkeypatch.setattr(sys, "stdin", piped)
     assert cli.main(["path", "-"]) == 4
@@ -315,7 +317,8 @@ def test_a_log_on_standard_input_is_named_so(monkeypatch, capsys):
 
 
 def test_a_log_in_a_pipe_is_read(capsys):
-    """The pipe is the one that bash creates for ``sm121 path <(docker logs NAME)``."""
+    """A log is read from a pipe like the one that bash creates for ``sm121 path <(docker logs
+    NAME)``."""
     read, write = os.pipe()
     log = DATA / "gb10" / "unfused_0804_clean.log"
     writer = threading.Thread(target=_write, args=(write, log.read_bytes()))
@@ -345,7 +348,9 @@ def test_libraries_of_no_engine_are_refused(monkeypatch, capsys):
 
 
 def test_output_whose_reader_has_ended_is_no_error(monkeypatch, capsys):
-    """``sm121 testlog RUN | head`` printed "expected files that can be read and written"."""
+    """If the reader of the output has ended (``sm121 testlog RUN | head``), this is no error.
+
+    The command printed "expected files that can be read and written"."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as unread:

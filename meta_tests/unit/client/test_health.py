@@ -18,7 +18,7 @@ TOKEN = {"choices": [{"text": " 4"}], "usage": {"completion_tokens": 1}}
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Answers /health always with 200, and other paths by `kind`."""
+    """Answers /health always with status 200, and other paths according to `kind`."""
 
     kind = "healthy"
     answer: object = None
@@ -88,7 +88,7 @@ def serving(kind: str, api_key: str | None = None, answer: object = None) -> Ite
 
 
 def health(url: str, *options: str) -> tuple[int, float]:
-    """Return the exit status, and the seconds of the call."""
+    """Call `sm121 health`, and return its exit status and its duration in seconds."""
     started = time.monotonic()
     status = cli.main(["health", url, "--within", f"{WITHIN_S:g}", *options])
     return status, time.monotonic() - started

@@ -1,4 +1,5 @@
-"""The level's bookkeeping while a load runs in another thread, is stopped, or never begins."""
+"""The state of the stress level while a load runs in another thread, is stopped, or never
+begins."""
 
 import asyncio
 import contextlib
@@ -55,7 +56,8 @@ def test_in_flight_requests_can_be_listed_while_they_change():
 
 
 def test_the_time_limit_of_a_test_ends_a_load():
-    """An exception that a signal raises is not lost in a callback of the event loop."""
+    """If the time limit of a test raises an exception in a callback of the event loop, the
+    exception is not lost."""
 
     def on_signal(_number, _frame):
         pytest.fail("Timeout (>1.0s) from pytest-timeout.")
@@ -84,7 +86,7 @@ def test_the_time_limit_of_a_test_ends_a_load():
 
 @pytest.fixture
 def begin() -> tuple[SimpleNamespace, Callable[[], Stress]]:
-    """Return a run and a level whose server does not exist; no load is sent."""
+    """Return a run and a level whose server does not exist. No load is sent."""
     loads: list[Load | None] = []
     run = stand_in(
         profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
@@ -165,7 +167,9 @@ def test_seconds_a_client_waits_after_the_stop(started, last, ended, silent):
 
 @pytest.mark.parametrize("wait_s", [0.0, 60.0])
 def test_a_client_that_hangs_after_the_stop_is_a_fault(monkeypatch, wait_s):
-    """An engine that died causes this while its API server waits for the connections."""
+    """A client that hangs after the server's stop is a fault.
+
+    An engine that died causes this, while its API server waits for the connections."""
     stopped: list[float] = []
 
     def load(client, jobs, **_options):
@@ -212,7 +216,8 @@ def test_a_client_that_hangs_after_the_stop_is_a_fault(monkeypatch, wait_s):
 
 @pytest.mark.parametrize(("ends_by_itself", "decided"), [(True, False), (False, True)])
 def test_a_stop_counts_only_while_requests_run(begin, monkeypatch, ends_by_itself, decided):
-    """The stop must happen while requests are running and after some have ended."""
+    """A stop of the server counts only if it happens while requests run, and after some requests
+    have ended."""
     monkeypatch.setattr(aftermath, "read_throughput", lambda *_arguments: None)
     monkeypatch.setattr(LoadPlayer, "take", lambda _self, _source, count: [JOB] * count)
     monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
@@ -245,8 +250,10 @@ def test_a_stop_counts_only_while_requests_run(begin, monkeypatch, ends_by_itsel
 
 
 def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
-    """Without a run of pytest: loads, the check after the load, memory.json and its part of
-    verdict.json. Checks that an attached server does not allow are NOT_RUN."""
+    """The level runs from a script, without pytest, on an attached server.
+
+    The test covers the loads, the check after the load, memory.json and its part of verdict.json.
+    Checks that are not possible on an attached server are NOT_RUN."""
     run, _ = begin
     engine = EngineReport(name="vllm", managed=False, model="canary")
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""The only parser of server-sent events, and a streamed completion that it parses."""
+"""The suite's only parser of server-sent events, and a streamed completion that it parses."""
 
 import itertools
 import json
@@ -33,7 +33,8 @@ def events(*pieces: bytes) -> list[str]:
     ends=st.lists(st.sampled_from(LINE_ENDS), max_size=12),
 )
 def test_events_are_the_same_however_the_bytes_are_cut(cuts, ends):
-    """The bytes are also cut inside a character, and inside a CRLF."""
+    """The parsed events do not depend on where the bytes are split, even inside a character or a
+    CRLF."""
     end = itertools.cycle(ends or ["\n"])
     texts = [f'{{"text": "{n}\u2028a\u2029b\x85c\x0bd\x1ce"}}' for n in range(12)]
     body = b""
@@ -82,7 +83,7 @@ def test_malformed_lines_of_a_stream_are_kept():
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Stream a text with U+2028, then wait for the client to disconnect."""
+    """Stream a text with U+2028, and then wait until the client disconnects."""
     chunks = [{"choices": [{"text": text, "token_ids": [7]}]} for text in ("a\u2028b", "c")]
     chunks.append({"choices": [{"text": "", "finish_reason": "length"}]})
     body = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
@@ -114,7 +115,9 @@ def test_a_completion_may_be_streamed_broken_off_or_refused(server):
 
 
 def test_nobody_else_opens_connections_or_reads_events():
-    """The only exception is `Endpoint`, for simple requests."""
+    """Only the suite's clients open connections and read events.
+
+    The only exception is `Endpoint`, for simple requests."""
     clients = re.compile(r"(import|from) aiohttp|httpx\.(Async)?Client\(|[\"']data: ?[\"']")
     allowed = {PACKAGE / "core" / "server.py", *(PACKAGE / "client").glob("*.py")}
     files = set(PACKAGE.rglob("*.py")) - allowed

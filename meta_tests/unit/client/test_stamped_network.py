@@ -13,7 +13,7 @@ _MUCH = 8 << 20
 
 
 async def _opened(answer: bytes) -> tuple[asyncio.Server, httpcore.AsyncNetworkStream]:
-    """Start a server that sends an answer to the first byte, and connect to it."""
+    """Start a server that answers the first byte that it receives, and connect to it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

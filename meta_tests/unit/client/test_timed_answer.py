@@ -1,4 +1,6 @@
-"""Reading streams, counting tokens, and checks of the counts, without a clock."""
+"""Streams are read, tokens are counted, and the counts are checked.
+
+No time is measured in these tests."""
 
 import dataclasses
 import itertools
@@ -34,7 +36,7 @@ def event(text="a", ids=None, counted=None, finish=None, **extra) -> bytes:
 
 
 def answer(*events: bytes, asked: int = 8, every_ms: float = 10.0) -> TimedAnswer:
-    """An answer with events at fixed times, the first after 100 ms."""
+    """Return an answer whose events have fixed times. The first event is after 100 ms."""
     made = TimedAnswer(0, status=200, asked_tokens=asked, asked_prompt=4)
     stamps = [int((100 + i * every_ms) * 1e6) for i in range(len(events))]
     read_answer(made, zip(stamps, events, strict=True))
@@ -71,7 +73,9 @@ def test_clocks_in_their_order():
 
 
 def stream_of(chunks: list[tuple[float, int]], *, payload: int = 0) -> list[Arrival]:
-    """Return chunks of (milliseconds, tokens) with 150 bytes; the first has a payload."""
+    """Return chunks, given as (milliseconds, tokens), with 150 bytes each.
+
+    The first chunk additionally has a payload."""
     totals = itertools.accumulate(tokens for _, tokens in chunks)
     return [
         Arrival(int(at_ms * 1e6), total, 150 + payload * (n == 0))
@@ -80,8 +84,9 @@ def stream_of(chunks: list[tuple[float, int]], *, payload: int = 0) -> list[Arri
 
 
 def late(by_ms: float, *, step_ms: float = 10.0, count: int = 128) -> list[tuple[float, int]]:
-    """Return tokens in equal steps whose first one is late, followed at once by the tokens that
-    were due meanwhile."""
+    """Return tokens in equal steps, of which the first one is late.
+
+    The tokens that were due meanwhile follow it at once."""
     return [(max(100 + i * step_ms, 100 + by_ms + 0.01 * i), 1) for i in range(count)]
 
 
@@ -95,8 +100,10 @@ def test_a_late_first_chunk_is_not_in_the_rate(by_ms, payload):
 
 
 def test_neither_a_payload_nor_a_bunch_is_where_the_clock_starts():
-    """A longer answer still has the tokens that a bunch hid: eighteen in 3 ms after a long
-    prompt."""
+    """The measured time does not begin at a payload, or at several tokens that arrive together.
+
+    After a long prompt, eighteen tokens arrived in 3 ms; a longer answer still has enough tokens
+    after them."""
     plain = stream_of(late(0.0))
     heavy = stream_of(late(0.0), payload=20_000)
     assert decoding.window(plain, 32).start.tokens == 1
@@ -111,7 +118,9 @@ def test_neither_a_payload_nor_a_bunch_is_where_the_clock_starts():
 
 
 def test_chunks_of_several_tokens_are_what_they_are():
-    """Speculation gives equal steps of different size; a server may also send every tenth token."""
+    """With speculative decoding, equal steps have different numbers of tokens.
+
+    A server may also send only every tenth token."""
     sizes = [1, 4, 1, 3, 4, 1, 2, 4, 3, 1, 1, 4] * 6
     speculated = decoding.window(stream_of([(100 + 30 * i, n) for i, n in enumerate(sizes)]), 32)
     assert (speculated.start.tokens, speculated.late_ns) == (1, 0)
@@ -263,7 +272,7 @@ def test_token_counts_of_an_answer(made, reason):
     ],
 )
 def test_counters(delta, prompt, reason):
-    """The counters of one answer after a prompt of 4 tokens, or of this many."""
+    """The counters are those of one answer after a prompt of 4 tokens, or of the given number."""
     findings = Findings()
     answered = dataclasses.replace(of_ids(8), prompt_tokens=prompt or 4, asked_prompt=prompt or 4)
     validity.check_counters(delta, [answered], "token_ids", findings)
@@ -273,7 +282,8 @@ def test_counters(delta, prompt, reason):
 
 
 def test_no_two_timed_prompts_begin_alike():
-    """A radix cache with pages of one token counted a hit if two prompts began alike."""
+    """No two timed prompts begin alike: a radix cache with pages of one token counted that as a
+    hit."""
     prompts = Prompts(Endpoint("http://127.0.0.1:1", NO_KEY, "model"), vocabulary=40)
     assert len({prompts.make(3)[0] for _ in range(40)}) == 40 and len(prompts.make(3)) == 3
     ends = {prompts.make(8)[-1] for prompts.vocabulary in [199_000] * 100}
@@ -290,15 +300,17 @@ def test_no_two_timed_prompts_begin_alike():
     ],
 )
 def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
-    """Eight tokens in 70 ms. A stream that is slower than the engine is valid, because users get
-    it."""
+    """A stream faster than its engine is INVALID (eight tokens in 70 ms); a slower one is valid."""
     arguments = ({"decode_seconds": seconds}, [of_ids(8)], "token_ids", 0.02)
     assert reasons(rate_checks.check_server_clock, *arguments) == [reason] * bool(reason)
 
 
 @pytest.mark.parametrize("first_ms", [10.0, 9.9, 9.5, 12.0])
 def test_the_first_tokens_may_not_be_faster_than_those_after_them(first_ms):
-    """If gaps vary so much that no start is certainly late. Otherwise the clock starts later."""
+    """The first tokens must not be faster than the later ones if gaps vary so much that no start is
+    certainly late.
+
+    Otherwise, the measured time begins later."""
 
     def made(varies_ms: float) -> TimedAnswer:
         answered = of_ids(128)
@@ -350,7 +362,8 @@ def test_counters_of_the_engines_are_read():
 
 
 def test_a_clock_that_stood_still_is_noticed():
-    """On a machine that slept, CLOCK_BOOTTIME advanced and the used clock did not."""
+    """A client's clock that stood still is detected: on a machine that slept, CLOCK_BOOTTIME
+    advanced."""
     before = dict.fromkeys(("used", "boot", "raw"), 0)
     slept = {"used": 10**9, "boot": 3 * 10**9, "raw": 10**9}
     steady = {"used": 10**9, "boot": 10**9, "raw": 10**9}
@@ -377,8 +390,11 @@ def second_clock_reasons(pairs, **more) -> list[str]:
 
 
 def test_second_clock_finds_a_stream_that_is_not_the_generation():
-    """1,812 tok/s by the stream of an engine that generates 60; or 54 by each second answer, where
-    the wall times of all give 49."""
+    """The difference between long and short requests shows a stream that does not follow the
+    generation.
+
+    In one case, the stream has 1,812 tok/s and the engine generates 60. In the other, each second
+    answer has 54 tok/s by its stream, and 49 by its duration."""
     burst = of_ids(64, every_ms=0.55)
     burst.ended_ns = int(1.3e9)
     short = TimedAnswer(0, asked_tokens=16, ended_ns=int(0.5e9))
@@ -392,7 +408,8 @@ def test_second_clock_finds_a_stream_that_is_not_the_generation():
 
 @pytest.mark.parametrize("neighbours", [False, True])
 def test_more_rounds_say_more_of_two_clocks(neighbours):
-    """The error of a median shows a difference that the noise of paired answers hides."""
+    """More rounds show a difference between two rates that the noise of paired answers hides, by
+    the error of a median."""
     pairs = [(200.0, 182.0 + 9.0 * (n % 3 - 1)) for n in range(24)]
     assert second_clock_reasons(pairs, neighbours=neighbours) == ["second_clock"] * neighbours
 
@@ -404,8 +421,10 @@ H100_SHORT = (30.1, 30.8, 32.8)
 
 
 def test_second_clock_accepts_rates_that_differ_between_answers():
-    """A GPU whose clock was still rising: 402, 376, 543, 562, 540 tok/s, with short answers
-    between."""
+    """Rates that differ between answers are accepted.
+
+    They are those of a GPU whose clock was still rising: 402, 376, 543, 562, 540 tok/s, with short
+    answers between them."""
     long = []
     for first_ms, every_ms in H100_LONG:
         made = of_ids(32, every_ms=every_ms)
@@ -444,7 +463,9 @@ def test_the_client_ends_with_its_parent(timed_server):
 
 
 def test_a_short_answer_does_not_say_how_late_its_first_chunk_was():
-    """On an H100 at a depth of 32768, the first chunk was 70 ms late: 7 of 8 tokens arrived at
+    """A short answer does not show how late its first chunk was.
+
+    On an H100 at a depth of 32768, the first chunk was 70 ms late, and 7 of 8 tokens arrived at
     once."""
 
     def answered(*stamps: int) -> TimedAnswer:

@@ -1,4 +1,4 @@
-"""``python -m sm121.clock`` with only the packages that its page names."""
+"""``python -m sm121.clock`` works with only those packages that its page names."""
 
 import importlib.metadata
 import os
@@ -23,7 +23,7 @@ def _normal(name: str) -> str:
 
 
 def needed_distributions() -> set[str]:
-    """Return the distributions that the page installs, with their requirements."""
+    """Return the distributions that the page tells the user to install, with their requirements."""
     (line,) = re.findall(r"^pip install (httpx .*)$", PAGE, re.M)
     waiting = line.split()
     found = set()
@@ -40,7 +40,7 @@ def needed_distributions() -> set[str]:
 
 
 def blocked_modules() -> list[str]:
-    """Return the top-level modules of all other distributions of this environment."""
+    """Return the top-level modules of all other distributions in this environment."""
     allowed = needed_distributions() | {OWN}
     blocked = []
     for module, owners in importlib.metadata.packages_distributions().items():
@@ -51,7 +51,8 @@ def blocked_modules() -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, str]:
-    """Return the variables of a process, and its children, without the other distributions."""
+    """Return the variables of a process that, like its children, cannot import the other
+    distributions."""
     return without(tmp_path_factory.mktemp("alone"), blocked_modules())
 
 
@@ -103,7 +104,8 @@ def test_it_measures_alone(alone, timed_server):
 
 
 def test_the_digits_are_those_of_the_suite(alone, timed_server, tmp_path):
-    """The same answers give the same samples, values and intervals."""
+    """The same answers give the same samples, values and intervals in `sm121.clock` and in the
+    suite."""
     server = timed_server("--rate", "200", "--trap", "no-metrics")
     expected = recorded_clock.numbers_of_the_suite(server.base_url, tmp_path)
     shown = recorded_clock.digits_of_the_clock(

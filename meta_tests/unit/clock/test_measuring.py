@@ -1,4 +1,5 @@
-"""`clock.measure` on the timed server: the numbers of the performance level, and refusals."""
+"""`sm121.clock.measure` on the timed server: it gives the numbers of the performance level, and
+refuses wrong requests."""
 
 import itertools
 
@@ -30,7 +31,8 @@ def test_a_wrong_request_is_one_line(timed_server, wrong, message):
 
 
 def test_a_failed_request_is_in_the_numbers(timed_server):
-    """Every third request fails: no rate is valid, and the table shows no mean of failures."""
+    """If every third request fails, no rate is valid, and the table shows no mean of the failed
+    requests."""
     server = timed_server("--rate", "400", "--fail-every", "3")
     result = clock.measure(server.base_url, prompt_tokens=PROMPT, tokens=(16,), rounds=ROUNDS)
     assert not result.valid
@@ -41,7 +43,9 @@ def test_a_failed_request_is_in_the_numbers(timed_server):
 
 @pytest.mark.parametrize("known", [151_000, 1024])
 def test_a_model_with_a_smaller_vocabulary_is_measured(timed_server, known):
-    """Qwen3 has 151,669 ids, gpt-oss 199,998."""
+    """A model with a smaller vocabulary can be measured.
+
+    Qwen3 has 151,669 ids, and gpt-oss 199,998."""
     server = timed_server("--rate", "2000", "--known-ids", str(known))
     result = clock.measure(server.base_url, prompt_tokens=64, tokens=(16,), rounds=2)
     assert result.numbers["tg16@d0"].value, result.problems()

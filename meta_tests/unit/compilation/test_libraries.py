@@ -1,4 +1,4 @@
-"""The device code of an installed library is read without a GPU, and never guessed."""
+"""The device code of an installed library is read without a GPU, and is never guessed."""
 
 import io
 import json
@@ -96,7 +96,9 @@ def test_which_device_code_is_accepted_in_a_build_for_gb10(images, words):
 
 @pytest.mark.slow("two builds, each for five targets")
 def test_the_reader_agrees_with_cuobjdump(compiler, disassembler, tmp_path):
-    """The format of fat binaries is not documented, so the reader is compared with the tool."""
+    """The reader agrees with cuobjdump.
+
+    The format of fat binaries is not documented, so this is the reference."""
     source = tmp_path / "k.cu"
     source.write_text(SMALL_KERNEL)
     codes = [arch(a).gencode for a in ("121a", "120f", "90a", "80")]
@@ -247,7 +249,8 @@ def test_command_reads_instructions_when_asked(disassembler, capsys):
 
 
 def test_command_without_a_place_looks_at_the_engine(tmp_path):
-    """It reads the caches that the environment names, and the packages of the interpreter."""
+    """Without a path, the command reads the caches that the environment names, and the packages of
+    the interpreter."""
     pytest.importorskip("torch")
     cache = tmp_path / ".cache" / "flashinfer" / "0.7" / "121a" / "cached_ops" / "m"
     cache.mkdir(parents=True)

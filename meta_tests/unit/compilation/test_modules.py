@@ -1,4 +1,5 @@
-"""Compilation for a wrong architecture is detected by its FP4 code, with the right reason."""
+"""A compilation for the wrong architecture is detected because its FP4 instructions are missing or
+emulated, and the message has the right reason."""
 
 import re
 
@@ -96,7 +97,9 @@ def test_which_ptx_gb10_can_use(text, runs):
     ],
 )
 def test_a_probe_has_its_outcome(tools, tmp_path, name, architecture, outcome, says):
-    """FlashInfer's headers, which one of the probes includes, are missing."""
+    """Each probe has its required outcome.
+
+    FlashInfer's headers, which one of the probes includes, are missing here."""
     (tmp_path / "empty").mkdir()
     folders = {"flashinfer": tmp_path / "empty"}
     built = probes.compile_probe(probes.probe(name), arch(architecture), tools, folders)
@@ -105,7 +108,9 @@ def test_a_probe_has_its_outcome(tools, tmp_path, name, architecture, outcome, s
 
 
 def test_plain_sm121_moe_gemm_is_a_silent_trap():
-    """The real SASS of FlashInfer's MXFP8 x MXFP4 kernel, for which nvcc returned status 0."""
+    """For plain sm_121, nvcc compiled FlashInfer's MXFP8 x MXFP4 kernel to a trap with status 0.
+
+    The test reads its real SASS."""
     lines = TRAPPED_MOE.with_suffix(".sass").read_text("utf-8").splitlines()
     (kernel,) = sass.parse(lines, "recorded")
     assert kernel.architecture == arch("sm_121") and kernel.only_traps
@@ -162,7 +167,7 @@ def test_every_probe_has_a_source_and_every_source_a_probe():
 
 @pytest.mark.parametrize("name", modules.names())
 def test_the_rule_of_each_module_can_fail(name):
-    """Kernels that only exit, and kernels that trap, are no hardware path."""
+    """Kernels that only exit, and kernels that only trap, do not satisfy the rule of a module."""
     chosen = modules.module(name)
     idle = "code for sm_121a\nFunction : idle\n   /*0000*/   EXIT ;\n"
     finding = rules.examine(chosen, sass.parse(idle.splitlines(), "made up"))
@@ -179,7 +184,8 @@ def test_two_files_are_judged_as_one():
 
 
 class OneUnit(flashinfer.FlashInfer):
-    """A FlashInfer whose modules are one small source, compiled for the requested architectures."""
+    """A FlashInfer whose modules have one small source, compiled for the requested
+    architectures."""
 
     def units(self, module, arch_list, compiler, folder):
         source = folder / "unit.cu"

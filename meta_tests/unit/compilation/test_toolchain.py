@@ -1,5 +1,6 @@
-"""Missing compilers and FlashInfer: the message says how to get them, and none is trusted
-unchecked."""
+"""If compilers or FlashInfer are missing, the message says how to get them.
+
+None of them is used without a check."""
 
 import os
 import re
@@ -59,7 +60,9 @@ def test_a_wrapper_on_path_does_not_hide_the_toolkit(compiler, tmp_path, monkeyp
 
 
 def test_pip_wheels_alone_suffice(monkeypatch, tmp_path):
-    """Without CUDA_HOME, PATH and /usr/local: nvcc and the reader come from pip."""
+    """nvcc and the reader of SASS come from pip wheels.
+
+    CUDA_HOME, PATH and /usr/local are not needed."""
     packages = toolchain.site_packages()
     for tool, wheels in (("nvcc", toolchain.WHEELS), ("cuobjdump", toolchain.READER_WHEELS)):
         if not any(list(folder.glob(f"nvidia/cu*/bin/{tool}")) for folder in packages):
@@ -80,7 +83,8 @@ def test_pip_wheels_alone_suffice(monkeypatch, tmp_path):
 
 
 def test_an_nvcc_that_makes_another_architecture_is_caught(disassembler, tmp_path):
-    """A wrapper that adds PTX, or ignores -gencode, is refused."""
+    """An nvcc that compiles for another architecture is refused, for example a wrapper that adds
+    PTX or ignores -gencode."""
     plain = DATA / "moe-mxfp8-mxfp4-plain-sm121.fatbin"
     script = f'while [ "$1" != -o ]; do shift; done; cp "{plain}" "$2"'
     liar = toolchain.Compiler(executable(tmp_path / "nvcc", script), tmp_path, "0")
@@ -117,7 +121,7 @@ def test_output_of_a_compiler_is_bounded(tmp_path):
 
 
 class Answering(flashinfer.FlashInfer):
-    """A FlashInfer with given answers."""
+    """A FlashInfer that gives fixed answers."""
 
     answers: dict = {}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""A mistake in a data file gives one line; profiles and signatures have their own modules."""
+"""A mistake in a data file gives one line. Profiles and signatures have their own test modules."""
 
 import pytest
 from pydantic import Field
@@ -324,7 +324,8 @@ def test_an_unknown_key_of_the_references_is_one_line():
 
 
 def test_two_empty_lists_are_one_line():
-    """Every mistake is then an array that is too short."""
+    """Two empty lists are reported in one line, although every mistake then also makes an array too
+    short."""
 
     class Table(data_file.DataTable):
         first: tuple[str, ...] = Field(min_length=1)

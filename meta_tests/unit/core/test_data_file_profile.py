@@ -11,7 +11,7 @@ LEVELS = 'levels = ["smoke", "kernel", "correctness", "stress", "performance"]'
 
 
 def plan(line: str) -> str:
-    """Return a plan with this line, before the replaced table."""
+    """Return a plan that has this line before the table which the test replaces."""
     return f'\n[plans.nightly]\npurpose = "a try"\n{line}\n\n[certify]'
 
 

@@ -1,4 +1,4 @@
-"""A mistake in signatures of logs or failures gives one line with the expected value."""
+"""A mistake in the signatures of logs or failures gives one line with the expected value."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from sm121.evidence.signatures import SignatureSet
 
 
 def signature(*, field: str = "attention", regex: str = "x", more: str = "") -> str:
-    """Return a file with one signature."""
+    """Return a file that has one signature."""
     return f"""engine = "vllm"
 [[signature]]
 id = "one"
@@ -21,7 +21,7 @@ source = "here, log"
 
 
 def failure(*, kind: str = "oom", regex: str = "x", more: str = "") -> str:
-    """Return a file with one cause of failures."""
+    """Return a file that has one cause of failures."""
     return f"""[markers]
 ready = ['ready']
 stopped = ['stopped']

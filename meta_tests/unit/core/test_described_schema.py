@@ -1,4 +1,4 @@
-"""`sm121.core.described_schema`: descriptions of the fields of verdict.json and of a profile."""
+"""The fields of verdict.json and of a profile have descriptions (`sm121.core.described_schema`)."""
 
 import inspect
 import tomllib

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint in the hub's cache, by its revision."""
+"""The folder of a checkpoint's revision in the hub's cache is found."""
 
 import pytest
 
@@ -12,7 +12,7 @@ OTHER = "b" * 40
 
 @pytest.fixture
 def hub(tmp_path):
-    """Make a hub's cache with snapshots, whose refs name some of them."""
+    """Create a hub cache with snapshots, of which the refs name some."""
 
     def make(*snapshots: str, **refs: str) -> dict[str, str]:
         folder = tmp_path / "models--Qwen--Qwen3-8B"
@@ -46,7 +46,8 @@ def test_a_revision_names_its_snapshot(hub, revision, commit):
 
 
 def test_the_only_snapshot_is_that_of_a_running_server(hub):
-    """An engine that is started without a revision would download main instead."""
+    """If there is only one snapshot, a running server uses it. An engine that is started without a
+    revision would download main instead."""
     cache = hub(OTHER)
     assert name_of(model_folder.served_folder(NAME, None, cache)) == OTHER
     assert model_folder.folder_of(NAME, cache) is None

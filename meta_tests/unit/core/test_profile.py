@@ -13,7 +13,8 @@ CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
 
 
 def test_the_first_run_on_a_gb10_is_the_canary_on_its_own_kernels():
-    """In MXFP4, with the release's own kernels and the oracle; no default selects it."""
+    """The first run on a GB10 can be the canary in MXFP4, with the release's own kernels and the
+    oracle. No default selects it."""
     tiny = profile.load("sm121-tiny-gpt-oss")
     assert (tiny.arch, tiny.model.id) == ("sm121", "canary:mxfp4")
     assert tiny.configurations[tiny.under_test].arguments == ()
@@ -83,8 +84,10 @@ def test_tables_merge_and_lists_and_statements_replace(tmp_path):
 
 
 def test_a_profile_is_its_merged_values(tmp_path):
-    """A profile that extends another equals one that states everything; a profile that extends the
-    first has both."""
+    """Profiles with the same merged values are equal.
+
+    A profile that extends another one equals a profile that states all values itself. A profile may
+    also extend the first of them."""
     parent = written(tmp_path, "parent")
     child = profile.load(
         written(tmp_path, "child", 'name = "ours"\nextends = "parent.toml"\nmodel.id = "x"\n'
@@ -214,7 +217,9 @@ def test_under_test_of_a_profile_decides_the_tested_configuration(tmp_path):
     ],
 )
 def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, more, change, expected):
-    """`more` is added to `THREE_LINES`, `change` is replaced in them."""
+    """A mistake in an extending profile gives the file and the key.
+
+    `more` is added to `THREE_LINES`, `change` is replaced in them."""
     text = (text or THREE_LINES).replace("[CPU]", CPU).replace(*change or ("", "")) + (more or "")
     with pytest.raises(UsageError, match=expected) as caught:
         profile.load(written(tmp_path, text=text))
@@ -222,7 +227,7 @@ def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, more, change,
 
 
 def test_a_model_without_experts_has_no_kernel_of_them(tmp_path):
-    """Otherwise a report would call no experts unproven of a server that has them."""
+    """For a model without experts, reports do not list the experts' kernel as unproven."""
     text = (
         'name = "ours"\nextends = "sm121-gpt-oss-120b"\n'
         'model = { id = "m", served_name = "m", dense = true, source = "meta test" }'
@@ -262,7 +267,8 @@ def test_a_gate_has_one_direction_and_ordered_grades_and_is_given_once(tmp_path)
 
 
 def test_the_numbers_of_the_original_documents():
-    """The thresholds of the MXFP4 v2 benchmark plan, its project context and its testing guide."""
+    """The profile has the thresholds of the original documents: the MXFP4 v2 benchmark plan, its
+    project context, and its testing guide."""
     sm121 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
     gates = {gate.metric: gate for gate in sm121.performance.gates}
     numbers = {
@@ -332,7 +338,9 @@ def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
 
 
 def test_certified_levels_of_the_shipped_profiles():
-    """The GB10 profile certifies all levels; the others those that their machines allow."""
+    """The GB10 profile certifies all levels.
+
+    The other shipped profiles certify the levels that their machines allow."""
     certified = {name: profile.load(name).certify for name in profile.shipped()}
     assert certified["sm121-gpt-oss-120b"].levels == profile_fields.LEVELS
     assert certified["sm121-gpt-oss-120b"].box == "QUALIFIED"
@@ -343,8 +351,10 @@ def test_certified_levels_of_the_shipped_profiles():
 
 
 def test_a_question_of_ones_own_has_no_rates_of_the_projects():
-    """`cutlass` has one depth: 47 tok/s at 4,096 tokens were required of a build that reaches 29 at
-    depth 0."""
+    """A configuration that is judged by its own gates does not have the rates of the project.
+
+    `cutlass` has gates at one depth only: 47 tok/s at 4,096 tokens were required of a build that
+    reaches 29 at depth 0."""
     for name in ("stock", "cutlass"):
         judged = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
         own = judged.configurations[name].gates

@@ -1,4 +1,4 @@
-"""How verdicts combine, that no empty run is green, and the fields of a failure."""
+"""How verdicts are combined, that a run without tests is not green, and the fields of a failure."""
 
 import ast
 import json
@@ -52,7 +52,7 @@ def test_exit_status(verdict, status):
 
 
 def file_with(*verdicts: Verdict, finished: bool = True, **more) -> VerdictFile:
-    """Return a run of tests with these verdicts; without any, of one that failed."""
+    """Return a run of tests with these verdicts. Without verdicts, it is a run that failed."""
     tests = [
         TestReport(id=f"t{n}", level="smoke", verdict=verdict, **more)
         for n, verdict in enumerate(verdicts)
@@ -93,8 +93,9 @@ def test_nothing_and_less_than_all_are_not_green(verdicts, fields, whole):
 
 
 def test_the_summary_of_a_pull_request_fits_a_screen(monkeypatch):
-    """Nine failures for one reason are one line; metrics are beside those of the trusted run; a
-    link leads to the other results."""
+    """Nine failures with one reason are one line of a pull request's summary.
+
+    Metrics are beside those of the trusted run, and a link leads to the other results."""
     file = file_with(Verdict.FAIL)
     ended = file.tests[0].model_copy(update={"verdict": Verdict.FAIL, "message": "it ended"})
     file.tests = [ended.model_copy(update={"id": f"tests/test_x.py::test_{n}"}) for n in range(9)]
@@ -112,7 +113,8 @@ def test_the_summary_of_a_pull_request_fits_a_screen(monkeypatch):
 
 
 def test_a_summary_shows_what_others_wrote_as_text():
-    """A model's output, a hostile server's version, and control characters."""
+    """The summary shows texts of other programs as plain text: a model's output, a hostile server's
+    version, and control characters."""
     file = file_with(Verdict.FAIL)
     file.engine.version = "1 | x |\n\n# PASS\n![](http://example.org/x.png)"
     file.reason = file.engine.version
@@ -142,7 +144,7 @@ def test_half_a_surrogate_pair_leaves_a_verdict_that_can_be_read(tmp_path):
 
 
 def test_no_message_is_written_by_hand():
-    """Only `Fact` makes the text of a failed check. No error is raised with a text instead."""
+    """Only `Fact` creates the text of a failed check. No error is raised with a text instead."""
     files = [*(ROOT / "plugins" / "sm121").rglob("*.py"), *(ROOT / "tests").glob("*.py")]
     written = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

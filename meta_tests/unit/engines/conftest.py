@@ -1,4 +1,4 @@
-"""Fixtures of the tests of engines."""
+"""Fixtures for the tests of engines."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from sm121.evidence import variables
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine with the abilities of 0.18, so that no interpreter is started."""
+    """An engine with the abilities of vLLM 0.18, so that no interpreter is started."""
     names = {
         "VLLM_": (
             "VLLM_ATTENTION_BACKEND",

@@ -1,4 +1,4 @@
-"""Starts for tests of preflight, and their machine."""
+"""Starts for the tests of preflight checks, and the machine on which they happen."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -15,7 +15,7 @@ def differences(configuration_, path, environment) -> list[str]:
 
 
 def compared(path: KernelPath, *arguments: str, **environment: str):
-    """Return the report on each requested value, with only the given variables."""
+    """Return a short report on each requested value, with only the given variables."""
     return compare(configuration(*arguments, **environment), path, environment)
 
 

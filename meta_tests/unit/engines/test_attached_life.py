@@ -1,4 +1,4 @@
-"""An attached server whose pages changed."""
+"""An attached server whose HTTP endpoints give other answers later."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from sm121.engines.ports import free_port
 
 @dataclass
 class Pages:
-    """An endpoint without a server; its answers are given."""
+    """An endpoint without a server. Its answers are given."""
 
     base_url: str
     models: httpx.Response

@@ -1,4 +1,4 @@
-"""The request's mark, the start and the pid decide whether a log is the attached server's."""
+"""The mark of a request, the start and the pid decide whether a log is the attached server's."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from sm121.session.settings import Settings
 
 @pytest.fixture
 def attach(tmp_path: Path) -> Callable[..., Server]:
-    """Attach to a scripted engine with these arguments, with its own log."""
+    """Attach to a scripted engine that is started with these arguments, with the engine's log."""
 
     def attach_with(*arguments: str) -> Server:
         log = tmp_path / "server.log"
@@ -125,7 +125,9 @@ def test_an_alias_of_llama_server_hides_the_model_only_in_the_list(
 
 
 def test_the_log_of_another_server_is_refused(tmp_path):
-    """A run with this log would be PASS without its kernel path."""
+    """The log of another server is refused.
+
+    Otherwise, a run with it would be PASS although its kernel path is unknown."""
     others = {
         "expected a log of vllm 0.32.0, got one of 0.24.0": {"version": "0.24.0"},
         "got one of other": {"model": "other", "path": "/models/other"},

@@ -1,4 +1,5 @@
-"""The abilities of engines: the files, the recognised engine, and tests that need more."""
+"""The abilities of engines: their files, how an engine is recognised, and tests that need more
+abilities."""
 
 import dataclasses
 import itertools
@@ -22,7 +23,9 @@ from sm121.session.settings import Settings
 
 @pytest.fixture
 def answering():
-    """Start a server that answers GETs with these bodies by path; yield its address."""
+    """Start a server that answers GET requests with these bodies, and yield its address.
+
+    The keys are paths."""
     with ExitStack() as servers:
 
         def start(bodies: dict[str, object]) -> Server:
@@ -131,8 +134,10 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
     ],
 )
 def test_replicas_behind_one_address_are_reported_before_the_first_test(starts, versions, text):
-    """It was reported as a crash in the middle of the run: "ended, and was perhaps started
-    again"."""
+    """Replicas behind one address are reported before the first test.
+
+    They were reported as a crash in the middle of the run: "ended, and was perhaps started again".
+    """
     moments = itertools.cycle(starts)
     releases = itertools.cycle(versions)
 
@@ -252,7 +257,9 @@ def test_the_abilities_that_a_request_needs(path, body, name):
 
 
 def test_requests_that_the_engine_does_not_support_are_not_sent():
-    """Neither the SDK nor the suite's client sends them: no server listens at that address."""
+    """Neither the SDK nor the suite's client sends requests that the engine does not support.
+
+    No server listens at that address."""
     endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
     llama = capabilities.capabilities_of("llama-cpp", "b7")
     with pytest.raises(NotRun, match=r"llama-server b7: min_tokens: no such parameter"):
@@ -311,7 +318,9 @@ def test_a_version_before_the_parameter_cannot():
     ],
 )
 def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, ability, missing):
-    """The only exception is token ids, without which no release is certified."""
+    """A certificate requires no ability that a release did not have.
+
+    The only exception is token ids, without which no release is certified."""
     abilities = ("logprobs", "bad_words") if ability is None else (ability,)
     with pytest.raises(NotRun) as raised:
         capabilities.capabilities_of(engine, version).require(*abilities)

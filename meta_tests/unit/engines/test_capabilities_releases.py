@@ -1,4 +1,4 @@
-"""Differences between releases: starts, paths and gates of the GB10 profile."""
+"""Releases differ in their starts, kernel paths and gates of the GB10 profile."""
 
 import dataclasses
 import itertools
@@ -44,7 +44,9 @@ SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 )
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
 def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
-    """FLASHINFER refuses attention sinks on SM12x before 0.28 (vllm, supports_sink)."""
+    """No release gets an argument that it refuses.
+
+    For example, FLASHINFER refuses attention sinks on SM12x before 0.28 (vllm, supports_sink)."""
     gb10 = GB10.judging(name, version)
     row = gb10.configurations[name]
     options = dict(itertools.pairwise(row.arguments))
@@ -57,7 +59,7 @@ def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
 
 
 def test_collect_only_needs_no_engine(tmp_path):
-    """``--collect-only`` needs no engine; a run reports a missing one when it opens."""
+    """``--collect-only`` needs no engine. A run reports a missing engine when it opens."""
     settings = Settings(
         target=GivenTarget(arch="cpu", profile=CPU),
         engine=GivenEngine(python=str(tmp_path / "python")),
@@ -76,7 +78,8 @@ def test_a_release_that_cannot_have_a_configuration_is_named():
 
 
 def test_a_stock_engine_is_held_to_its_own_floor():
-    """The rate of an unchanged release passes, and a tenth less fails."""
+    """An unchanged release is judged by its own minimum: its rate passes, and a rate that is a
+    tenth lower fails."""
     stock = GB10.judging("stock")
     effort = GB10.judging()
     assert (stock.question, effort.question, effort.under_test) == ("stock", None, "stock")
@@ -93,15 +96,17 @@ def test_a_stock_engine_is_held_to_its_own_floor():
 
 
 def seconds_of_a_prompt(tokens: int) -> float:
-    """Return the time by the published prefill rates: 4,664 tok/s at depth 0 and 1,399 at
-    32,768."""
+    """Return the prefill time of a prompt, computed from the published rates: 4,664 tok/s at depth
+    0 and 1,399 at 32,768."""
     first = 1 / 4663.70
     deep = 1 / 1398.80
     return tokens * first + (deep - first) / 32768 * tokens**2 / 2
 
 
 def test_limits_are_longer_than_what_is_healthy():
-    """A full context takes two and a half minutes without a token; two were allowed."""
+    """The time limits are longer than a healthy server needs.
+
+    A full context takes two and a half minutes without a token; two were allowed."""
     brim = seconds_of_a_prompt(131072)
     assert 150 < brim < 165
     assert GB10.stress.stalled_after_s.value > 1.9 * brim
@@ -113,7 +118,9 @@ def test_limits_are_longer_than_what_is_healthy():
 
 
 def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
-    """The cells downloaded three Eagle3 drafters within their limit of 300 s."""
+    """A drafter is not downloaded within the time limit of a start.
+
+    Cells of the matrix downloaded three Eagle3 drafters within their 300 s."""
     name = "nvidia/gpt-oss-120b-Eagle3-short-context"
     config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 3}}'
     environment = {"HF_HOME": str(tmp_path)}
@@ -136,7 +143,10 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
 
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
 def test_an_unknown_build_may_have_any_path_and_gets_options_of_its_parser(name):
-    """It was taken for the newest release, whose path and arguments it had to have."""
+    """An unknown build may have any kernel path, and gets only options that its parser accepts.
+
+    Before, it was treated as the newest release, and had to have that release's path and arguments.
+    """
     for version in (SOURCE_BUILD, None):
         gb10 = GB10.judging(name, builds.identity(version))
         assert gb10.path_of(name).attention == ("FLASHINFER", "TRITON_ATTN")
@@ -358,8 +368,10 @@ LBHNC = LBNHC.replace("LBNHC", "LBHNC")
 def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     tmp_path, version, lines, configuration
 ):
-    """A healthy default server of 0.33, attached with its log, failed because of the layout LBNHC
-    and the rules of the configuration under test."""
+    """An attached server is judged by the configuration that it has.
+
+    A healthy default server of 0.33, attached with its log, failed because of the layout LBNHC and
+    the rules of the configuration under test."""
     server = attached(tmp_path, version, *log_of(version, *lines))
     gb10 = target.judging_attached(SETTINGS, TARGET, server).profile
     assert gb10.under_test == configuration
@@ -421,7 +433,9 @@ OPENAPI = {
 
 
 def test_abilities_of_a_checkout_come_from_its_openapi():
-    """`0.1.dev16581` sorts before every release, and was taken for the newest."""
+    """The abilities of a source checkout are read from its openapi.json.
+
+    `0.1.dev16581` sorts before every release, and was treated as the newest one."""
     offers = capabilities.offered(OPENAPI)
     checkout = capabilities.capabilities_of("vllm", SOURCE_BUILD, offers=offers)
     for can in (checkout, capabilities.capabilities_of("vllm", "0.33.0")):

@@ -1,4 +1,5 @@
-"""A driver older than the CUDA of the engine's torch is reported before a start, by its kind."""
+"""A driver that is older than the CUDA version of the engine's torch is reported before a start,
+with the kind of the problem."""
 
 import os
 import subprocess
@@ -42,7 +43,7 @@ def environment_of(folder: Path, cuda: str | None, libcuda: int | None = None) -
 
 
 def nvml(number: int | None) -> SimpleNamespace:
-    """Return NVML of a driver for this CUDA; None: no driver."""
+    """Return NVML of a driver for this CUDA version. None stands for no driver."""
 
     class Failed(Exception):
         pass
@@ -115,7 +116,9 @@ def test_unknown_versions_give_no_finding(toolkit, of_nvml, monkeypatch, tmp_pat
 
 
 def test_the_library_of_cuda_compat_counts_as_the_driver(monkeypatch, tmp_path):
-    """In NGC's images the driver is older than the library that the engine loads."""
+    """The library of the package cuda-compat counts as the driver.
+
+    In NGC's images, the driver is older than the library that the engine loads."""
     versions = look(monkeypatch, environment_of(tmp_path, "13.0", libcuda=13000), of_nvml=12080)
     assert findings(versions) == []
 
@@ -219,7 +222,10 @@ def test_floors_are_of_their_architecture_and_of_engines_with_torch():
 def test_a_start_and_a_plan_of_a_spark_read_all_three_parts(
     driver, toolkit, cudnn, below, monkeypatch, tmp_path
 ):
-    """The whole rule, from the files of an engine's environment to the printed lines."""
+    """A start and a plan on a Spark read driver, torch and cuDNN.
+
+    The test covers the whole rule, from the files of an engine's environment to the printed lines.
+    """
     environment = environment_of(tmp_path, toolkit, libcuda=driver)
     dist_info(tmp_path, "nvidia-cudnn-cu13", cudnn)
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):

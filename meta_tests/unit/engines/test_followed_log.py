@@ -1,4 +1,4 @@
-"""An attached server's log as a stream: from ``docker logs``, and on standard input."""
+"""An attached server's log is followed as a stream, from ``docker logs`` or on standard input."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ esac
 
 @dataclass
 class Served:
-    """A server that looks like vLLM, and its log."""
+    """A server that looks like vLLM, with its log."""
 
     url: str
     log: Path
@@ -56,14 +56,14 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def docker(folder: Path, log: Path, how: str = "tail -n +1 -f") -> str:
-    """A PATH with a docker that has the log of one container, ``served``."""
+    """A PATH with a docker program that has the log of one container, ``served``."""
     (folder / "bin").mkdir(exist_ok=True)
     servers.executable(folder / "bin" / "docker", DOCKER.format(how=how, log=log))
     return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
 
 def proven(report: Path) -> None:
-    """Check that the run proves the kernel path, from the log to its last line."""
+    """Check that the run proves the kernel path from the log, up to its last line."""
     verdict = json.loads((report / "verdict.json").read_text())
     assert verdict["engine"]["path"]["attention"] == "CPU_ATTN", verdict["unproven"]
     assert not [line for line in verdict["unproven"] if line.startswith("kernel path")]
@@ -88,7 +88,8 @@ def test_the_log_of_a_container_is_followed_while_the_run_goes_on(run_pytest, se
     ],
 )
 def test_a_log_on_standard_input(served, tmp_path, follows):
-    """A log that does not grow with the suite's requests proves nothing, as a file."""
+    """A log on standard input that does not grow with the suite's requests proves nothing, like
+    such a file."""
     how = ["tail", "-n", "+1", "-f"] if follows else ["cat"]
     report = tmp_path / "report"
     words = ["--arch", "cpu", "--base-url", served.url, "--server-log", "-"]
@@ -143,7 +144,8 @@ def test_a_container_without_a_server_to_attach_to_is_refused(run_pytest, served
 
 
 def test_a_stream_without_an_end_is_bounded_and_read_on(monkeypatch, tmp_path):
-    """A pipe that nobody reads would block the server that writes to it."""
+    """A stream without an end is stored only up to a limit, and read on, because a pipe that nobody
+    reads would block the server."""
     monkeypatch.setattr(followed_log, "_KEPT_BYTES", 100_000)
     reading, writing = os.pipe()
     log = FollowedLog(os.fdopen(reading, "rb", 0), "--server-log -")

@@ -1,4 +1,4 @@
-"""Differences of llama-server that the suite allows for."""
+"""The ways in which llama-server differs from other engines, for which the suite allows."""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The managed server: typed errors with their cause, in time, and nothing left behind."""
+"""A managed server raises typed errors with their cause, in time, and leaves nothing behind."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ FAULT_SERVER = FAKES / "fault_server.py"
 
 
 class FaultEngine(TwoRanks):
-    """Starts the fault server as an engine."""
+    """An engine that starts the fault server."""
 
     name = "fault"
 
@@ -72,7 +72,8 @@ def gone(processes) -> bool:
 
 @pytest.mark.parametrize("fault", ["none", "stubborn", "orphan", "zombie"])
 def test_serves_and_stops_clean(make, fault):
-    """Also with an orphan or a zombie of the supervisor and the server."""
+    """The server serves and stops cleanly, even if the supervisor or the server has an orphan or a
+    zombie."""
     server = make(fault, **{"stop": 2.0} if fault == "stubborn" else {})
     running = server.start()
     life = ManagedLife(server)
@@ -88,7 +89,8 @@ def test_serves_and_stops_clean(make, fault):
 
 
 def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
-    """vLLM 0.24 compiles again if the key changes: seen on an H100."""
+    """vLLM's API key is stored as long as its compiled kernels. vLLM 0.24 compiled again on an H100
+    if the key changed."""
     configuration = ServerConfiguration("marlin", "vllm", sys.executable, "none", "canary")
     limits = StartLimits(1.0, 1.0, 1.0, 1.0)
     vllm = registry.engine("vllm")
@@ -125,7 +127,9 @@ def test_api_key_is_random_and_on_no_command_line(make):
 
 
 def failed_start(server: ManagedServer, error: type[Exception]) -> tuple[str, str, float]:
-    """Return the message of a failed start, the kind of its cause, and its seconds."""
+    """Start a server that fails.
+
+    Return the message of the error, the kind of its cause, and the duration in seconds."""
     began = time.monotonic()
     with pytest.raises(error) as caught:
         server.start()
@@ -154,7 +158,10 @@ def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
     ],
 )
 def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, empty_cache, others):
-    """Files that another process compiles into the same cache are no progress of this start."""
+    """A server that never becomes ready is reported at the time limit with its last progress.
+
+    Files that another process compiles into the same cache do not count as progress of this start.
+    """
     folder = empty_cache / "FLASHINFER_WORKSPACE_BASE/.cache/flashinfer" / others
     folder.mkdir(parents=True)
     (folder / "build.ninja").write_text("build 1.o: cuda_compile 1.cu")
@@ -177,8 +184,10 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_cold_start_has_its_own_time(make, empty_cache):
-    """It compiles for six seconds, and a warm start may take four. The compiled modules are shown;
-    the same start with the filled cache is warm."""
+    """A start that compiles has its own time limit.
+
+    It compiles for six seconds, and a warm start may take four. The compiled modules are shown. The
+    same start with the filled cache is warm."""
     granted: list[float] = []
     server = make("compiles", ready=4.0, cold=60.0)
     server.hooks = dataclasses.replace(server.hooks, on_cold=granted.append)
@@ -195,8 +204,10 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
 
 @pytest.mark.slow("as long as a cold start")
 def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
-    """It is found after the time of a warm start since the last file, not after that of a cold
-    start."""
+    """A start that no longer compiles is reported after the time limit of a warm start, counted
+    from the last compiled file.
+
+    The time limit of a cold start is longer."""
     stuck = make("compiles-then-hangs", ready=4.0, cold=60.0)
     text, _, seconds = failed_start(stuck, ServerTimedOut)
     assert 5.5 < seconds < 15.0 and "after the last file that it compiled" in text
@@ -214,8 +225,10 @@ def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_c
 
 @pytest.mark.slow("two runs, one compiles for twenty seconds; a cold start alone is tested above")
 def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empty_cache):
-    """In a run whose start compiles, smoke level and gate neither fail nor pass. The next run has
-    warm caches, and decides."""
+    """Only a start with warm caches decides on the startup time.
+
+    If a start compiles, the smoke level and the gate neither fail nor pass. The next run has warm
+    caches, and decides."""
     file = tmp_path / "mine.toml"
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     text = re.sub(r"ready_within_s = .*", 'ready_within_s = { value = 8, source = "test" }', text)
@@ -246,7 +259,9 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
 
 
 def test_a_hanging_start_differs_from_a_slow_one(make):
-    """Three starts at the same time, because each waits for seconds."""
+    """A start that hangs is distinguished from a slow one.
+
+    Three starts run at the same time, because each waits for seconds."""
     silent = make("silent", ready=300.0, stalled=4.0)
     # The time limit is the same for a server that logs. That server exceeds the limit, and is not
     # called stalled.
@@ -265,7 +280,7 @@ def test_a_hanging_start_differs_from_a_slow_one(make):
 
 @pytest.fixture
 def stolen() -> Iterator[int]:
-    """A port on which another process listens."""
+    """A port on which another process listens already."""
     with socket.create_server(("127.0.0.1", 0)) as thief:
         yield thief.getsockname()[1]
 
@@ -303,7 +318,9 @@ def test_death_while_serving_is_typed_and_cleaned(make):
 
 
 def test_death_of_the_supervisor_ends_the_server(make):
-    """Nothing remains: the suite finds the processes by their marker."""
+    """If the supervisor dies, nothing of the server remains.
+
+    The suite finds the processes by their marker."""
     server = make("none")
     server.start()
     tree = server.launch.processes()
@@ -312,7 +329,10 @@ def test_death_of_the_supervisor_ends_the_server(make):
 
 
 def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
-    """It contains Unix sockets, whose paths may have 107 bytes (vLLM: zmq.IPC_PATH_MAX_LEN)."""
+    """A long path of the temporary folder is no obstacle, although the paths of its Unix sockets
+    may have at most 107 bytes.
+
+    The limit is vLLM's zmq.IPC_PATH_MAX_LEN."""
     long = tmp_path / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(supervision.tempfile, "tempdir", str(long))
@@ -335,8 +355,10 @@ def test_the_log_that_is_left_shows_no_secret(make):
 
 
 def test_a_server_does_not_end_with_another_python(make):
-    """Another Python that starts servers ends. mirakuru then kills processes that have the digits
-    of its pid in any variable, such as another run's server."""
+    """A server does not end together with another Python process that starts servers.
+
+    mirakuru then kills processes that have the digits of its pid in any variable, such as another
+    run's server."""
     server = make("none")
     server.start()
     each = "for digit in range(10):\n  if not os.fork():\n    os.getpid = lambda: digit; sys.exit()"

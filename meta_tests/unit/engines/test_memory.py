@@ -1,4 +1,5 @@
-"""Memory that a stopped server has not released is distinguished from memory of other processes."""
+"""Memory that a stopped server has not released is distinguished from the memory of other
+processes."""
 
 import os
 import subprocess
@@ -157,7 +158,8 @@ def test_memory_that_others_hold_is_not_missing(before, after, missing, unproven
 
 @pytest.mark.parametrize("in_a_file", [False, True], ids=["a process", "a file in memory"])
 def test_memory_that_an_unseen_process_takes_is_no_leak_of_the_server(in_a_file):
-    """A container does not show the host's processes; the kernel's memory account does."""
+    """Memory of an invisible process is no leak of the server: the kernel's memory account includes
+    it."""
     apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no namespace of processes can be made here")
@@ -174,11 +176,13 @@ def test_memory_that_an_unseen_process_takes_is_no_leak_of_the_server(in_a_file)
 
 
 class Failed(Exception):
-    """The driver gives no answer."""
+    """A driver that does not answer."""
 
 
 def nvml(used: int | None, compute: dict[int | str, int | None], gpus: int = 1) -> SimpleNamespace:
-    """A driver with the used functions. `compute`: the memory of each process, by pid."""
+    """A driver with the functions that the suite uses.
+
+    `compute` is the memory of each process; the keys are pids."""
 
     def memory_info(_handle):
         if used is None:
@@ -295,7 +299,8 @@ def test_device_memory_of_a_process_tree(monkeypatch, driver, held, source):
     ],
 )
 def test_total_memory_of_a_server(monkeypatch, before, after, device, total, source):
-    """The host holds 6 GiB of a model with 66 GiB on the device."""
+    """The total memory of a server: the host holds 6 GiB of a model that has 66 GiB on the
+    device."""
     available = [50, 10]
     machine = SimpleNamespace(
         virtual_memory=lambda: SimpleNamespace(available=available.pop(0)), Process=None
@@ -309,7 +314,8 @@ def test_total_memory_of_a_server(monkeypatch, before, after, device, total, sou
 
 
 def test_once_processes_are_shown_nothing_else_is_taken_for_the_servers(monkeypatch):
-    """For example between two servers, while another process takes the GPU's memory."""
+    """Once NVML has shown memory by process, memory of other processes never counts as the
+    server's."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml(100, {8: 66}))
     reader = ServerMemoryReader(gpu=True)
     assert reader.read({8}, 10).device == 66
@@ -339,7 +345,9 @@ def test_a_comparison_has_the_memory_of_the_device_beside_the_whole(monkeypatch)
 def test_device_memory_that_the_driver_does_not_report_is_unknown(
     monkeypatch, driver, gpu, total, source
 ):
-    """Without a GPU, only the resident memory counts."""
+    """Device memory that the driver does not report is unknown.
+
+    Without a GPU, only the resident memory counts."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     memory_of_server = ServerMemoryReader(gpu=gpu).read({8}, 10)
     assert memory_of_server.total == total and memory_of_server.device is None
@@ -354,7 +362,7 @@ def test_device_memory_is_unknown_with_several_gpus(monkeypatch):
 
 
 def hearing_of_stops() -> tuple[Servers, list[str]]:
-    """The servers of a run, as far as they handle stops, and its remarks."""
+    """The servers of a run, with only the part that handles stops, and the remarks of the run."""
     remarks = []
     record = RunRecord(directory=Path(), log=EventLog(new_file()), say=lambda *_: None)
     record.remark = remarks.append
@@ -362,7 +370,8 @@ def hearing_of_stops() -> tuple[Servers, list[str]]:
 
 
 def test_leftovers_of_any_server_fail_the_run():
-    """This includes a server in the middle, even if the next one with its name stopped cleanly."""
+    """Anything that a server leaves behind makes the run fail, even if the next server of the same
+    name stopped cleanly."""
     run, _ = hearing_of_stops()
     core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
     run.note_stop(
@@ -390,7 +399,9 @@ def test_leftovers_of_a_server_do_not_stop_later_levels(identity, gated):
 
 
 def test_memory_that_may_be_missing_is_no_pass():
-    """In a container the holder is unknown: a leak must not pass, and is not proven."""
+    """In a container, the holder of missing memory is unknown.
+
+    A leak must not pass there, although it is not proven."""
     before = at(used=4)
     after = at(used=80)
     run, remarks = hearing_of_stops()
@@ -404,8 +415,10 @@ def test_memory_that_may_be_missing_is_no_pass():
 
 
 def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool = False):
-    """Return the tests and remarks of a run whose servers took this memory, and left this many GiB
-    without a visible holder. In a container as docker creates it, unless all processes are visible.
+    """Return the tests and remarks of a run whose servers used this memory, and left this many GiB
+    without a visible holder.
+
+    The container is as docker creates it, unless all processes are visible.
     """
     run, remarks = hearing_of_stops()
     free = 110
@@ -444,8 +457,10 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
 def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_proven(
     unified, losses, took, verdict, remarks
 ):
-    """2 GiB may be unexplained once: a driver keeps some after its first use, and other processes
-    use the machine. A remark says so each time, and how to see all processes."""
+    """In a container, a leak does not pass, and a healthy server is proven to be healthy.
+
+    2 GiB may be unexplained once: a driver keeps some memory after its first use, and other
+    processes use the machine. A remark says so each time, and how to see all processes."""
     verdicts, lines = stopped_with(*losses, took=took or 85, unified=unified)
     assert {*verdicts} == ({verdict} if verdict else set())
     assert lines if remarks is None else len(lines) == remarks

@@ -1,4 +1,4 @@
-"""The state that another node's agent reports."""
+"""The state that the agent on another node reports."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ PID = 2**22 + 1
 
 
 class RankOfStatusFile:
-    """A rank, by its supervisor's status file."""
+    """A rank whose state is read from the status file of its supervisor."""
 
     def __init__(self, log: Path) -> None:
         self.supervision = Supervision(log)
@@ -50,7 +50,10 @@ class RankOfStatusFile:
 def test_exit_status_is_never_reported_without_the_end_of_its_process(
     tmp_path, monkeypatch, capsys, when
 ):
-    """The head would take such a report, without a signal or an OOM kill, for the first fault."""
+    """An exit status is never reported without the end of its process.
+
+    Such a report would not contain a signal or an OOM kill, and rank 0 would take it for the first
+    fault."""
     rank = RankOfStatusFile(tmp_path / "server.log")
     helper = ("python", 0)
     rank.write(None, helper)

@@ -23,7 +23,7 @@ def started(tmp_path, monkeypatch):
 
 
 def faults_of_connection(server: ManagedServer, address: str) -> list[str]:
-    """Return the faults of node 1 if a connection to this address has no answer for too long."""
+    """Return the faults of node 1 if a connection to this address gets no answer for too long."""
     connection = Connection(End("192.0.2.7", 29500), End(address, 40000), inode="1")
     patience_s = nodes.bounds().unreachable_after_s.value
     watch = watch_of(server)

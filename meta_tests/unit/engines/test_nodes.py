@@ -1,4 +1,4 @@
-"""A server on two nodes: each fault is named in time, and nothing is left behind."""
+"""For a server on two nodes, each fault is reported in time, and nothing is left behind."""
 
 import dataclasses
 import json
@@ -42,7 +42,9 @@ from sm121.run.paths import KernelPaths
 
 @pytest.fixture
 def bounds(monkeypatch):
-    """Shorter time limits, and an engine with a name. Two busy cores are late by 2 s."""
+    """Shorter time limits for nodes, and an engine with a name.
+
+    On two busy cores, reports may be 2 s late."""
     monkeypatch.setitem(registry._ENGINES, TwoRanks.name, TwoRanks())
     data = data_file.load("nodes.toml", nodes.NodesFile)
     shorter = ("stopped_after_s", "token_within_s")
@@ -66,13 +68,13 @@ def make(tmp_path, bounds):
 
 
 def process_of(rank: int, commands: dict[int, str]) -> list[int]:
-    """Return the pid of a rank, by these commands."""
+    """Return the pid of a rank that one of these commands has started."""
     named = [pid for pid, words in commands.items() if f"--rank {rank}" in words]
     return [pid for pid in named if "supervisor" not in commands[pid]]
 
 
 def rank_1(server: ManagedServer) -> psutil.Process:
-    """Return its process on the other node."""
+    """Return the process of rank 1 on the other node."""
 
     def pids() -> list[int]:
         tree = watch_of(server).others[0].state.get("tree", ())
@@ -93,7 +95,7 @@ def agent(server: ManagedServer) -> subprocess.Popen:
 
 
 def asked(server: ManagedServer) -> tuple[str, float]:
-    """Return a client's answer for one token, and its seconds."""
+    """Return a client's answer to a request for one token, and its duration in seconds."""
     began = time.monotonic()
     endpoint = server.endpoint
     with endpoint.http(timeout_s=60) as http:
@@ -271,7 +273,7 @@ def test_every_client_has_an_answer_in_time(make, of, number, node, what):
 
 @pytest.fixture
 def second_host() -> Iterator[str]:
-    """A network namespace with a link to this one, here 10.77.0.1."""
+    """A network namespace with a link to this one. The address on this side is 10.77.0.1."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a second network namespace needs root and iproute2")
     name = f"sm121-{os.getpid()}"
@@ -316,7 +318,7 @@ def test_link_that_goes_down(make, second_host):
 
 
 def block(host: str, packets: str) -> None:
-    """Drop packets there without an error, before the routes to the host itself."""
+    """Drop packets in the namespace without an error, before the routes to the host itself."""
     rule = f"add pref 0 ipproto tcp {packets} blackhole"
     for words in ("add pref 1 lookup local", "del pref 0", rule):
         subprocess.run(["ip", "-n", host, "rule", *words.split()], check=True)
@@ -333,7 +335,10 @@ def block(host: str, packets: str) -> None:
     ],
 )
 def test_port_that_is_blocked(make, second_host, rule, during):
-    """`during`: what a blocked port breaks."""
+    """A blocked port is reported.
+
+    `during` is the part of the start or of the run that it affects.
+    """
     port = ports.free_port("10.77.0.1")
     command = ("ip", "netns", "exec", second_host, *COMMAND)
     server = make(command=command, address=f"10.77.0.1:{port}")

@@ -1,4 +1,4 @@
-"""Nodes are checked before a server that spans them starts; each fault is one line."""
+"""The nodes of a server are checked before it starts. Each fault is one line."""
 
 import functools
 import json

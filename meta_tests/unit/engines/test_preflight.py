@@ -1,4 +1,5 @@
-"""Preflight: every check finds the fault that it exists for, and is silent without it."""
+"""Each preflight check finds the fault for which it exists, and reports nothing without that
+fault."""
 
 import tomllib
 from typing import Any
@@ -64,7 +65,9 @@ RECIPE = (
 
 @pytest.mark.parametrize("backend", ["CUTLAS", "Cutlass", "gemv", "CUTLASS_MXFP8", "auto"])
 def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
-    """One that is left to the build is no mistake."""
+    """A backend that the build lacks is reported before a start.
+
+    A backend that is left to the build is no mistake."""
     for start in ((["--mxfp4-backend", backend], {}), ([], {"VLLM_MXFP4_BACKEND": backend})):
         findings = found(*start, version="0.14.0+mxfp4")
         wrong = [each for each in findings if each.severity == "error"]
@@ -239,8 +242,10 @@ _TWO_CACHES = ("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0", "
     ],
 )
 def test_findings_of_a_start(start, options, tells, tells_not, exactly):
-    """Rules of a build, a release and an architecture stay there. `start`: its arguments and its
-    environment, else good ones."""
+    """Rules for a build, a release or an architecture apply only to it.
+
+    `start` contains the arguments and the environment of the start; by default, they have no fault.
+    """
     names = checks(found(*start or (), **options or {}))
     assert names >= {*(tells or ())} and not names & {*(tells_not or ())}
     assert exactly is None or names == {*exactly}

@@ -1,4 +1,5 @@
-"""Preflight: which modules are cold, where the compilers are, and how many may run."""
+"""Preflight checks which modules are not compiled yet, where the compilers are, and how many may
+run."""
 
 import pytest
 
@@ -18,7 +19,9 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_modules_of_another_version_or_architecture_are_cold(tmp_path):
-    """A precompiled package does not help if its code does not run here."""
+    """Modules of another version or architecture do not count as compiled.
+
+    A precompiled package does not help if its code does not run here."""
     build(tmp_path, "121a", EXPERTS)
     build(tmp_path, "121a", SINK)
     cache = tmp_path / ".cache" / "flashinfer"
@@ -35,7 +38,10 @@ def test_modules_of_another_version_or_architecture_are_cold(tmp_path):
 
 @pytest.mark.parametrize(("gib", "refused"), [(80.0, True), (SPARK, False)])
 def test_compilers_that_need_longer_than_a_cold_start_has(monkeypatch, tmp_path, gib, refused):
-    """Beside the weights, 80 GiB hold one job: the start would be stopped while it compiles."""
+    """Compilers that need longer than the time limit of a cold start are reported.
+
+    80 GiB have room for one job besides the weights, so the start would be stopped while it
+    compiles."""
     available(monkeypatch, gib)
     findings = jit(tmp_path, cold_ready_within_s=2700)
     assert (("jit_time", "error") in findings) == refused
@@ -49,14 +55,18 @@ def test_compilers_that_need_longer_than_a_cold_start_has(monkeypatch, tmp_path,
 def test_more_compilers_than_cores_are_refused_by_the_memory_alone(
     monkeypatch, tmp_path, text, refused
 ):
-    """A Spark has 20 cores. 1,000 GiB less the weights hold about 100 jobs."""
+    """More compilers than cores are refused only because of the memory.
+
+    A Spark has 20 cores. 1,000 GiB without the weights have room for about 100 jobs."""
     available(monkeypatch, 1000)
     assert (("max_jobs", "error") in jit(tmp_path, MAX_JOBS=text)) == refused
 
 
 @pytest.mark.usefixtures("spark")
 def test_compilers_where_flashinfer_finds_them(tmp_path):
-    """CUDA_HOME comes first: see the preceding rows."""
+    """Compilers are found in the same places in which FlashInfer looks for them.
+
+    As the earlier rows show, CUDA_HOME has priority."""
     assert ("jit_tools", "error") not in jit(tmp_path)
     ninja = tmp_path / "ninja" / "bin"
     ninja.mkdir(parents=True)
@@ -153,14 +163,16 @@ def test_compilers_where_flashinfer_finds_them(tmp_path):
     ],
 )
 def test_number_of_compiler_jobs_of_a_start(monkeypatch, gib, needs, arguments, variables, bounds):
-    """By the memory beside the weights; the attention's compilers are small: one per core. If
-    nothing is compiled, nothing is set, and the user's values stay."""
+    """The number of compile jobs of a start depends on the memory besides the weights.
+
+    The compilers of the attention need little memory, so there is one per core. If nothing is
+    compiled, nothing is set, and the user's values stay."""
     available(monkeypatch, gib or SPARK)
     assert bounding_variables(needs or JIT, arguments or CUTLASS, variables or {}) == bounds
 
 
 def test_a_start_gets_its_bounds():
-    """The shipped profile lets the suite choose."""
+    """A start gets limits for its compilers. With the shipped profile, the suite chooses them."""
     gb10 = profile.load("sm121-gpt-oss-120b")
     arguments = [*gb10.engine.arguments, *gb10.configurations["cutlass"].arguments]
     added = bounding_variables(gb10.engine.needs, arguments, gb10.engine.environment)

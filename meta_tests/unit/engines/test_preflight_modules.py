@@ -1,4 +1,4 @@
-"""Preflight: the cache of compiled modules, and the compile jobs of a start."""
+"""Preflight checks of the cache of compiled modules, and of the compile jobs of a start."""
 
 import pytest
 
@@ -379,9 +379,10 @@ from meta_tests.unit.engines.preflight_starts import CUTLASS, SPARK, available, 
 def test_findings_about_compiled_modules_and_compiler_jobs(
     tmp_path, monkeypatch, gib, built, without, arguments, variables, found, said, not_said
 ):
-    """More jobs than fit are refused before anything starts; the number is never changed. vLLM
-    needs a compiler unless VLLM_HAS_FLASHINFER_CUBIN is set, and works without FlashInfer if it
-    chose so. `without`: a missing file."""
+    """More jobs than fit are refused before anything starts, and the number is never changed.
+
+    vLLM needs a compiler unless VLLM_HAS_FLASHINFER_CUBIN is set, and works without FlashInfer if
+    it chose so. `without` is a missing file."""
     available(monkeypatch, gib or SPARK)
     for arch, module in built or ():
         build(tmp_path, arch, module)

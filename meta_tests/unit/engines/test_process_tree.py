@@ -62,7 +62,7 @@ def test_files_are_never_written_through_a_link(tmp_path):
 
 @pytest.fixture
 def server_of():
-    """Start a process that looks like a server of some owner."""
+    """Start a process that looks like a server of the given owner."""
     started = []
 
     def start(owner: str, run: str) -> subprocess.Popen:
@@ -98,7 +98,8 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
 
 @pytest.mark.parametrize("log", ["server-marlin.log", "server-marlin-2.log"])
 def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
-    """vLLM's engine core overwrites it: the server is recognised by its log file."""
+    """A server that has overwritten its environment is recognised by its log file. vLLM's engine
+    core does this."""
     dead = subprocess.Popen(["/bin/true"])
     was = process_tree.identity(dead.pid)
     dead.wait()
@@ -125,7 +126,9 @@ def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
 
 
 def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
-    """It is still writing the bundle of a killed run; only a hanging supervisor is ended."""
+    """A living supervisor ends its server itself.
+
+    It is still writing the crash bundle of a killed run. Only a supervisor that hangs is ended."""
     looks: list[None] = []
     supervisor = SimpleNamespace(cmdline=lambda: ["python", "-m", "sm121.engines.supervisor"])
 
@@ -148,7 +151,9 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
     ],
 )
 def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at):
-    """Its fork is found too; a process that only has a connection to the port is not."""
+    """The process that listens at an address is found, and so is its fork.
+
+    A process that only has a connection to the port is not."""
     port = random.randint(20000, 30000)  # a port below those that the system assigns to other tests
     with socket.create_server((bound, port), family=family):
         fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))

@@ -1,4 +1,5 @@
-"""A server on the user's Ray cluster: its requirements, and what remains on it."""
+"""A server on the user's Ray cluster: what it requires, and what it leaves behind on the
+cluster."""
 
 import ast
 import hashlib
@@ -179,7 +180,9 @@ MAPS = (
 
 @pytest.mark.parametrize("name", ["ray::RayWorkerProc", "python3"])
 def test_task_of_a_node_reads_the_nccl_of_its_actors(tmp_path, name):
-    """Ray pickles the task without its file; this test runs the same source."""
+    """The task of a node reads the NCCL library of its actors.
+
+    Ray pickles the task without its file, and this test runs the same source."""
     script = ast.parse((IN_ENGINE / "sm121_ray.py").read_text("utf-8"))
     functions: list[ast.stmt] = []
     for statement in script.body:
@@ -219,7 +222,7 @@ def places(monkeypatch) -> RayNodes:
 
 @pytest.fixture
 def server(tmp_path, places) -> ManagedServer:
-    """Return their server, without a process."""
+    """Return the server of these nodes, without a process."""
     engine = ray_cluster.registry.engine("vllm")
     limits = StartLimits(1, 1, 1)
     return ManagedServer(CONFIGURATION, engine, limits, tmp_path, "meta", other_nodes=places)
@@ -281,7 +284,7 @@ def ray(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[None]:
-    """A real cluster: two nodes on this host with one rank each."""
+    """A real Ray cluster of two nodes on this host, with one rank each."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install ray")
     port = str(ports.free_port())

@@ -1,4 +1,4 @@
-"""SGLang and llama.cpp: their start arguments, and what their own parsers accept."""
+"""SGLang and llama.cpp: the arguments of their starts, and what their own parsers accept."""
 
 import asyncio
 import dataclasses
@@ -85,7 +85,9 @@ def test_an_environment_without_sglang_is_named():
 
 
 def test_sglangs_own_parser_takes_what_the_axes_give():
-    """If SGLang is installed, or SM121_SGLANG names its unpacked wheel (with its imports)."""
+    """SGLang's own parser accepts the arguments of the matrix.
+
+    The test needs SGLang, or its unpacked wheel (with its imports) that SM121_SGLANG names."""
     environment = {**os.environ, "PYTHONPATH": os.environ.get("SM121_SGLANG", "")}
     engine = SGLang()
     try:
@@ -137,8 +139,9 @@ def compare(contestants: list, folder: Path, progress=print):
 
 
 def measured(tmp_path, monkeypatch, statuses, *, writes=True):
-    """Run `side_by_side.run` with two engines whose runs end so, over the reports of earlier
-    runs."""
+    """Call `side_by_side.run` with two engines whose runs end with these statuses.
+
+    The folder has reports of earlier runs."""
     waiting = list(statuses)
 
     def run(command, **_options):
@@ -175,7 +178,9 @@ def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
 
 
 def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch):
-    """Its message named --engine-python, which the command does not have."""
+    """The message of `side_by_side` says how to name an interpreter.
+
+    It named --engine-python, which the command does not have."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(UsageError, match=r"^sglang: .*Name its interpreter: sglang=PYTHON$"):
         side_by_side.check(side_by_side.parse("sglang"))
@@ -193,8 +198,10 @@ def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_connection_that_the_server_closed_is_opened_again(drops):
-    """llama-server closes some connections after a stream without announcing it. A server that
-    reads the request and disconnects every time gives no answer."""
+    """If the server has closed an idle connection, the request is sent again.
+
+    llama-server closes some connections after a stream without announcing it. A server that reads
+    the request and disconnects every time gives no answer."""
     served = []
 
     class Handler(JsonHandler):

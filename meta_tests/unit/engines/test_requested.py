@@ -148,7 +148,8 @@ def test_a_requested_value_that_did_not_run_is_named(arguments, field, resolved)
     ],
 )
 def test_both_configurations_of_gb10(name, moe, wrong):
-    """The profile's requests, compared with each configuration's own log and with the other's."""
+    """The requests of the GB10 profile are compared with each configuration's own log, and with the
+    log of the other one."""
     gb10 = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
     chosen = gb10.configurations[name]
     started = configuration(*gb10.engine.arguments, *chosen.arguments)
@@ -353,7 +354,8 @@ def test_every_rule_is_seen_to_fail():
     ],
 )
 def test_state_of_each_requested_value(path, arguments, environment, becomes):
-    """Variables of the experts, both names of a layout, proven layers, and others."""
+    """Each requested value has its state: variables of the experts, both names of a layout, proven
+    layers, and others."""
     assert states(path_with(path), *arguments or (), **environment or {}) == [*becomes]
 
 
@@ -374,7 +376,7 @@ def test_state_of_each_requested_value(path, arguments, environment, becomes):
     ],
 )
 def test_graphs_of_another_mode_are_not_those_asked_for(line):
-    """Both modes capture graphs."""
+    """Graphs of another mode do not satisfy the request, although both modes capture graphs."""
     full = ("--compilation-config.cudagraph_mode", "FULL")
     assert states(read_lines(GB10_LOG), *full) == ["resolved"]
     path = read_lines([*GB10_LOG, CORE + line])
@@ -383,8 +385,10 @@ def test_graphs_of_another_mode_are_not_those_asked_for(line):
 
 
 def test_the_log_of_an_engine_without_rules_is_read_and_its_start_is_refused():
-    """Log lines of an engine may be known before the rules for its arguments are written. A start
-    of it would call every request fulfilled."""
+    """The log of an engine without rules is read, and its start is refused.
+
+    Log lines of an engine may be known before the rules for its arguments are written. Without
+    rules, every request would count as satisfied."""
     path = KernelPath()
     assert requested.of_log(path, "an engine without rules") is path
     with pytest.raises(DataFileError, match="no such file"):

@@ -1,5 +1,6 @@
-"""Arguments and variables request values of the kernel path from a build of vLLM, depending on the
-build's version and on the names of backends that it knows."""
+"""Arguments and variables request parts of the kernel path from a build of vLLM.
+
+The result depends on the build's version and on the names of backends that it knows."""
 
 import pytest
 
@@ -164,7 +165,9 @@ def test_version_ranges_use_the_version_of_the_build(version, build, variable, a
     ],
 )
 def test_requested_values_of_the_mxfp4_build(arguments, environment, moe, state):
-    """The build's own variables need not be in its list of variables; it warns about none."""
+    """The MXFP4 build reads its own variables although its list of variables does not contain them.
+
+    It warns about none of them."""
     path = KernelPath(moe=moe, log=LogStart(version=BUILD))
     (report,) = compared(path, *arguments, **environment)
     assert report.state == state

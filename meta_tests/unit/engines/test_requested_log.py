@@ -1,4 +1,4 @@
-"""What log, metrics and variables show about the requests of a server."""
+"""The results of a server's requests are derived from its log, its metrics and its variables."""
 
 import pytest
 
@@ -160,8 +160,10 @@ NOT_OF_IMAGES = (
 
 
 def test_variables_set_by_an_image_are_no_mistake():
-    """The engine warns about a variable that its image's build set; a variable that only looks
-    similar is the user's mistake."""
+    """Variables that an image sets are no mistake.
+
+    The engine warns about a variable that its image's build set. A variable that only looks similar
+    is the user's mistake."""
     path = KernelPath(unknown_env=[*OF_IMAGES, *OF_SERVICES, *NOT_OF_IMAGES])
     assert mistaken_environment(path) == [*NOT_OF_IMAGES]
     assert compared(KernelPath(), **dict.fromkeys(OF_IMAGES, "x")) == []

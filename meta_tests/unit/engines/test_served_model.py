@@ -1,4 +1,4 @@
-"""An attached server that serves its only model under another name than the profile's."""
+"""An attached server serves its only model under another name than the profile's."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ CANARY = profile.load("cpu-tiny-gpt-oss")
 def attached(
     models: Sequence[dict[str, str]], chosen: profile.Profile = GPT_OSS, **groups: object
 ) -> target.Server:
-    """Attach to a server with this list of models."""
+    """Attach to a server that returns this list of models."""
 
     class Handler(JsonHandler):
         def do_GET(self) -> None:
@@ -88,7 +88,8 @@ def test_a_server_of_another_model_is_refused(models, chosen, serves):
     ],
 )
 def test_one_model_under_several_names_is_taken(names, taken):
-    """vLLM lists an entry for each value of --served-model-name, all with the same root."""
+    """One model under several names is accepted. vLLM lists an entry for each value of
+    --served-model-name, all with the same root."""
     server = attached([{"id": name, "root": "openai/gpt-oss-120b"} for name in names])
     assert server.endpoint.served_name == taken
     line = attached_model.name_remark(
@@ -120,7 +121,9 @@ def test_names_that_may_be_of_several_models_are_refused(models):
 
 
 def test_files_here_of_another_shape_are_another_model(tmp_path: Path):
-    """The bound of a rate depends on the profile's model, and would be wrong for a smaller one."""
+    """If the model's files on this machine have another shape, it is another model.
+
+    The bound of a rate depends on the profile's model, and would be wrong for a smaller one."""
     shape = {"hidden_size": 64, "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     with pytest.raises(UsageError, match="got one of"):
@@ -138,7 +141,7 @@ def test_a_name_that_is_required_is_required(certify):
 
 
 def test_the_run_has_the_remark(run_pytest, fault_server):
-    """The run is judged, and its report contains the name."""
+    """The run is judged, and its remark contains the name of the model."""
     server = fault_server("unnamed")
     _, run = run_pytest(*server.options, "--arch", "cpu", "tests/test_smoke.py::test_health")
     (line,) = [line for line in run.verdict["remarks"] if line.startswith("model: ")]

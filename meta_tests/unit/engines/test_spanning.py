@@ -1,4 +1,4 @@
-"""A node's report becomes a fault after its time; a silent node ends the server."""
+"""The report of a node becomes a fault only after some time. A silent node ends the server."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ RUNNING = {"tree": [{"pid": 7, "name": "python3", "status": "sleeping"}]}
 
 @pytest.fixture
 def fault_of(monkeypatch, tmp_path) -> Iterator[Callable[..., ServerError | None]]:
-    """Return the fault of a server whose other node reports these states in turn."""
+    """Return the fault of a server whose other node reports these states one after the other."""
     nodes = []
 
     def find(*states: dict, within_s: float = 10.0, **bounds: float) -> ServerError | None:

@@ -12,7 +12,8 @@ from sm121.engines.starting import StartHooks, StartLimits
 
 
 def launch_of(log, latest):
-    """Return a launch without processes, whose newest compiled file is from the second `latest`."""
+    """Return a launch without processes, whose newest compiled file has the time `latest`, in
+    seconds."""
     return SimpleNamespace(
         log=log,
         compilation=SimpleNamespace(latest=lambda: latest),
@@ -34,7 +35,9 @@ def launch_of(log, latest):
 def test_a_start_over_its_time_goes_on_while_it_compiles(
     tmp_path, since_file_s, since_start_s, granted_s
 ):
-    """A warm start may take 4 s, and a cold one 60 s."""
+    """A start may exceed its time limit while it compiles.
+
+    Here, a warm start may take 4 s, and a cold one 60 s."""
     log = tmp_path / "server.log"
     log.touch()
     latest = None if since_file_s is None else time.time() - since_file_s

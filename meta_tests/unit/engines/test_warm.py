@@ -24,7 +24,7 @@ VERSION = package_probe.find_packages(["flashinfer"])["flashinfer"][1]
 
 
 class Machine:
-    """An empty cache, an nvcc and a ninja, and a compiler that compiles nothing."""
+    """An empty cache, and replacements for nvcc, ninja and a compiler that compile nothing."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -96,7 +96,7 @@ def test_missing_modules_are_compiled_within_the_memory(machine, capsys, monkeyp
 
 
 def needed_by(configuration: str, version: str | None = VERSION) -> dict[str, str]:
-    """Return the attention modules that a start needs, and their patterns in the cache."""
+    """Return the attention modules that a start needs, and their name patterns in the cache."""
     judged = profile.load(SPARK).judging(configuration)
     chosen = judged.configurations[configuration]
     settings = next((each for each in chosen.settings if each.arguments), None)
@@ -179,7 +179,9 @@ DRAFTS = [
 @pytest.mark.parametrize("cache", ["bf16", "e4m3"])
 @pytest.mark.parametrize(("arguments", "queries"), DRAFTS)
 def test_xqa_is_built_for_the_drafts_that_the_engine_decodes(arguments, queries, cache):
-    """XQA has a module for each number of queries, which the first start used to compile."""
+    """XQA is built for the number of drafts that the engine uses.
+
+    Before, the first start compiled this module, because XQA has one for each number of queries."""
     needs = profile.load(SPARK).engine.needs
     fp8 = ["--kv-cache-dtype", "fp8"] if cache == "e4m3" else []
     for given in ([*arguments, *fp8], [*fp8, *arguments]):
@@ -205,7 +207,9 @@ def test_without_drafts_no_module_is_built_for_them():
     ],
 )
 def test_experts_that_are_not_built_are_named(machine, capsys, monkeypatch, cached, said):
-    """The MXFP4 build compiles its own experts at the first start, even after warm."""
+    """Experts that are not built are reported.
+
+    The MXFP4 build compiles its own experts at the first start, even after `sm121 warm`."""
     if cached is not None:
         folder = machine.cache / VERSION / "121a" / "cached_ops" / cached
         folder.mkdir(parents=True)
@@ -244,7 +248,9 @@ def test_modules_that_a_start_compiles_in_addition(arguments, names):
     ],
 )
 def test_a_sink_module_is_there_only_for_its_own_cache(tmp_path, cache, stale, there):
-    """A module of a BF16 cache counted for an FP8 one, and the first start compiled again."""
+    """A module of the sink wrapper counts only for its own type of cache.
+
+    A module for a BF16 cache counted for an FP8 cache, and the first start compiled again."""
     name = "batch_prefill_attention_sink_bf16_swa_True_fa2"
     library = tmp_path / "0.7.2" / "121a" / "cached_ops" / name / f"{name}.so"
     library.parent.mkdir(parents=True)
@@ -269,7 +275,10 @@ def test_a_sink_module_is_there_only_for_its_own_cache(tmp_path, cache, stale, t
     ],
 )
 def test_the_configuration_under_test_is_warm_where_two_share_a_name(monkeypatch, version, both):
-    """Building the baseline's module would make the start under test a cold one."""
+    """If two configurations share a module's name, the module of the configuration under test is
+    built.
+
+    With the baseline's module, the start of the configuration under test would compile."""
     monkeypatch.setattr(
         jit.FlashInferModules,
         "of",
@@ -321,7 +330,8 @@ def test_modules_of_another_architecture_count_as_missing(machine, capsys):
 
 @pytest.mark.parametrize(("jobs", "status"), [("11", 0), ("12", 1), ("many", 1)])
 def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, status):
-    """eugr's images set MAX_JOBS=16, which needs more memory than a Spark has."""
+    """Compile jobs that do not fit into the memory are refused. eugr's images set MAX_JOBS=16,
+    which needs more memory than a Spark has."""
     monkeypatch.setenv("MAX_JOBS", jobs)
     assert warm("--engine-python", machine.python(), "--module", "experts") == status
     output = capsys.readouterr().out
@@ -383,7 +393,9 @@ def test_baseline_alone_needs_no_experts(machine):
 
 
 def test_the_sampler_is_compiled_unless_it_is_switched_off(machine, capsys):
-    """vLLM samples once at every start, with FlashInfer unless VLLM_USE_FLASHINFER_SAMPLER=0."""
+    """The sampler's module is compiled unless it is switched off.
+
+    vLLM samples once at every start, with FlashInfer unless VLLM_USE_FLASHINFER_SAMPLER=0."""
     assert cli.main(["warm", "--profile", SPARK, "--dry-run"]) == 0
     assert "  sampling (" in capsys.readouterr().out
     switched_off = ("--engine-env", "VLLM_USE_FLASHINFER_SAMPLER=0")
@@ -432,7 +444,9 @@ def test_flashinfer_itself_builds_the_sampler(toolkit):
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2", "0.7.4"])
 def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeypatch):
-    """FlashInfer's generators build them; before 0.7 they need another argument.
+    """Each release of FlashInfer builds its modules with its own generators.
+
+    Before 0.7, they need another argument.
 
     The test downloads a wheel.
     """

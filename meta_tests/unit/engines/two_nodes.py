@@ -29,20 +29,20 @@ def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: 
 
 
 def spanning(folder: Path, started: ServerConfiguration, run: str = RUN) -> ManagedServer:
-    """Return a server of this configuration that has not started."""
+    """Return a server with this configuration that has not been started."""
     limits = StartLimits(20, 20, 5)
     others = RankNodes(started, limits.stop_s, run)
     return ManagedServer(started, TwoRanks(), limits, folder, run, other_nodes=others)
 
 
 def watch_of(server: ManagedServer) -> NodeWatch:
-    """Return the watch of its other nodes."""
+    """Return the watch of the server's other nodes."""
     assert isinstance(server.other_nodes, RankNodes)
     return server.other_nodes.watch
 
 
 def with_bounds(monkeypatch, **seconds: float) -> None:
-    """Return the suite's limits of nodes with these changes."""
+    """Return the suite's time limits for nodes with these changes."""
     data = data_file.load("nodes.toml", nodes.NodesFile)
     changed = {name: Sourced(value=value, source="a test") for name, value in seconds.items()}
     monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=changed))

@@ -1,4 +1,4 @@
-"""A log of a ready server, and the errors in it."""
+"""The log of a ready server, and errors in it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Kernels of GB10 by short names, traces and tables of them, and their judgement."""
+"""Kernels of a GB10 with short names, their traces and tables, and the decisions on them."""
 
 import csv
 from pathlib import Path
@@ -59,7 +59,7 @@ def event(name: str, category: str, start: float, took: float, tid: int = 1) -> 
 
 
 def gpu(*names: str) -> KernelProfile:
-    """`names`: of kernels, or keys of `KERNELS`."""
+    """Return a profile of a GPU. `names` are names of kernels, or keys of `KERNELS`."""
     launches = [Launches(KERNELS.get(name, name), 1, 1e-3) for name in names]
     return build_profile("gpu", Path("trace.json"), 4, launches)
 

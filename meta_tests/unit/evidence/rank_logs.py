@@ -17,7 +17,7 @@ OWN = profile.load("sm121x2-gpt-oss-120b").judging("stock", "0.33.0")
 
 
 def _changed(text: str, pattern: str, instead: str | dict[str, str]) -> str:
-    """`instead`: the first entry of a table whose key is in the match."""
+    """Return changed lines. `instead` is the first entry of a table whose key is in the match."""
 
     def one(match: re.Match[str]) -> str:
         if isinstance(instead, str):
@@ -28,7 +28,7 @@ def _changed(text: str, pattern: str, instead: str | dict[str, str]) -> str:
 
 
 def _rank(rank: int, launcher: str) -> str:
-    """Return the lines of a rank in its launcher's format."""
+    """Return the lines of a rank in the format of its launcher."""
     pid = 100 + rank
     host = WORDS["hosts"][rank]
     ip = WORDS["addresses"][rank]
@@ -45,7 +45,7 @@ def _rank(rank: int, launcher: str) -> str:
 
 
 def two_logs(folder: Path, launcher: str, ranks: Any = (), change: Any = ("x", "x")) -> Server:
-    """Return a server on two Sparks whose logs have a fault in the lines of `ranks`."""
+    """Return a server on two Sparks whose logs contain a fault in the lines of `ranks`."""
     texts = [_rank(0, launcher), _rank(1, launcher)]
     if launcher == "nnodes":
         texts[1] = WORDS["headless"].strip() + "\n" + texts[1]

@@ -1,4 +1,5 @@
-"""The time of a decode step by parts, the host's share, and the conclusion."""
+"""The time of a decode step is divided into parts, the host's share is computed, and a decision
+follows."""
 
 import json
 from pathlib import Path
@@ -87,7 +88,9 @@ def test_a_host_that_takes_half_of_a_step_is_noticed(tmp_path):
 
 
 def test_the_cost_of_the_profiler_is_not_the_host_s(tmp_path):
-    """On an H200 a step took 3.95 ms, and 4.5 to 8.3 ms while the profiler ran."""
+    """The cost of the profiler does not count as the host's share.
+
+    On an H200, a step took 3.95 ms, and 4.5 to 8.3 ms while the profiler ran."""
     path = decode_traces.write(tmp_path / "w.pt.trace.json", steps=64, host_us=36 * LAYER_US)
     time = time_of(path, token_s=1.01 * BUSY_S)
     assert time.host_share == pytest.approx(0.01, abs=2e-3)
@@ -118,7 +121,9 @@ def test_a_trace_alone_only_bounds_the_host_s_share(tmp_path):
 
 
 def test_a_healthy_drafter_is_judged_by_the_time_of_a_token(tmp_path):
-    """A step of 26 ms generates 2.8 tokens."""
+    """A server with a healthy drafter is judged by the time of a token.
+
+    A step of 26 ms generates 2.8 tokens."""
     path = decode_traces.write(tmp_path / "w.pt.trace.json", slower=3.0, step_tokens=4)
     busy_s = BUSY_S + 36 * 360e-6
     time = time_of(path, 1.08 * busy_s / 2.8, 2.8)
@@ -158,7 +163,9 @@ def test_a_drafter_without_counters_has_no_time_of_a_step(tmp_path):
 
 
 def test_a_file_of_a_drafter_bounds_the_time_of_a_token(tmp_path):
-    """A step generates one to four tokens."""
+    """For a file of a server with a drafter, only bounds of the time per token are known.
+
+    A step generates one to four tokens."""
     path = decode_traces.write(tmp_path / "w.pt.trace.json", step_tokens=4)
     assert judged(path, time_of(path)) == Judgement(), "11 ms a step"
     path = decode_traces.write(tmp_path / "w.pt.trace.json", step_tokens=4, slower=3.0)
@@ -209,7 +216,7 @@ def test_marlin_where_cutlass_was_asked_for(tmp_path):
 
 
 def kernels(path: Path, *names: str, steps: int = 1, more: str = "") -> Path:
-    """Write a trace of these kernels, 10 µs apart."""
+    """Write a trace in which these kernels follow each other with gaps of 10 µs."""
     events = [event(name, "kernel", 10.0 * n, 1.0 + n % 2) for n, name in enumerate(names)]
     step = "execute_context_0(0)_generation_1(1)"
     events += [event(step, "user_annotation", 0.0, 5.0) for _ in range(steps)]
@@ -252,7 +259,8 @@ def test_a_trace_without_marks_of_steps_is_not_run(tmp_path):
     "more", ["context_1(2048)_generation_0(0)", "context_1(9)_generation_1(1)"]
 )
 def test_a_trace_with_a_prefill_is_not_run(tmp_path, more):
-    """The kernels of a prefill cannot be told from those of a decode."""
+    """A trace that contains a prefill is NOT_RUN, because the kernels of prefill and decode cannot
+    be distinguished."""
     experts = 2 * [KERNELS["CUTLASS"]]
     path = kernels(tmp_path / "w.pt.trace.json", *experts, more=f"execute_{more}")
     (line,) = judged(path, time_of(path), "CUTLASS").not_run

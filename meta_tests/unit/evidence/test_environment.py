@@ -1,4 +1,4 @@
-"""The reproducibility record is complete, invents nothing and contains no secret."""
+"""The reproducibility record is complete, contains no guesses, and contains no secret."""
 
 import json
 import os
@@ -35,7 +35,9 @@ def run_record(python: str = sys.executable, **changes: Any) -> EnvironmentRecor
 
 @pytest.fixture
 def engine(tmp_path: Path) -> dict[str, str]:
-    """An engine's environment on PYTHONPATH, as in the development container: no metadata."""
+    """An engine's environment on PYTHONPATH, as in the development container.
+
+    It has no package metadata."""
     for name, file, text in (
         (
             "vllm",
@@ -104,7 +106,9 @@ def test_engine_that_does_not_answer_is_null_with_a_reason(python):
 
 
 def test_an_engine_may_hang_or_chatter(monkeypatch, tmp_path):
-    """A hanging engine gives null with a reason, and lines before the answer are ignored."""
+    """If the engine hangs, the value is null, and the record contains the reason.
+
+    Lines before the answer are ignored."""
     site = tmp_path / "sitecustomize.py"
     path = {"PYTHONPATH": str(tmp_path)}
     site.write_text("print('hello')")
@@ -298,7 +302,7 @@ def test_host_of_an_arm_machine(tmp_path):
 
 
 class FakeNvml(SimpleNamespace):
-    """NVML with a GB10's answers: many values are not supported."""
+    """NVML with the answers of a GB10, of which many are "not supported"."""
 
     class NVMLError(Exception):
         pass
@@ -338,7 +342,7 @@ def test_gpu_that_does_not_answer_everything(monkeypatch):
 
 
 class Layout:
-    """An environment with a vLLM, and a container's working directory."""
+    """An environment with a vLLM, and the working directory of a container."""
 
     def __init__(self, root: Path) -> None:
         env = root / "env"
@@ -368,7 +372,9 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
 
 
 def test_a_folder_of_the_packages_name_is_no_checkout(layout):
-    """eugr's images work in /workspace/vllm, which contains no vLLM; theirs is installed."""
+    """A folder with the name of the package does not count as a checkout.
+
+    eugr's images work in /workspace/vllm, which contains no vLLM; their vLLM is installed."""
     layout.package(layout.packages / "vllm")
     assert layout.wrong(layout.work) == []
     # The folder is now a checkout, and vLLM must be imported from there.
@@ -380,7 +386,9 @@ def test_a_folder_of_the_packages_name_is_no_checkout(layout):
 
 
 def test_an_editable_install_is_an_install(layout, tmp_path):
-    """It is found by a path file, as setuptools and uv write it, and by a finder."""
+    """An editable install counts as installed.
+
+    It is found by a path file, as setuptools and uv write it, and by a finder."""
     layout.package(tmp_path / "source" / "vllm")
     layout.package(tmp_path / "other" / "flashinfer")
     (layout.packages / "vllm.pth").write_text(f"{tmp_path}/source\n")

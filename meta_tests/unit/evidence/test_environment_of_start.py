@@ -1,5 +1,5 @@
-"""Differences between two starts of one image: the image's id, and the autotuner's saved
-tactics."""
+"""Two starts of one image differ in the image's id, or in the tactics that the autotuner has
+saved."""
 
 from pathlib import Path
 

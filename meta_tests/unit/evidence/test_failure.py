@@ -1,4 +1,5 @@
-"""The classifier of crashes: causes are distinguished from consequences, and noise is no crash."""
+"""The classifier of crashes distinguishes causes from consequences, and does not report harmless
+lines as crashes."""
 
 import tomllib
 from operator import add, getitem
@@ -337,7 +338,9 @@ def test_an_error_of_a_request_is_no_cause_of_what_ends_the_engine_later(lives, 
 
 
 def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
-    """The core logged nothing, because another process killed it."""
+    """The error of a single request does not hide a kill.
+
+    The core logged nothing, because another process killed it."""
     lines = [
         SERVES,
         OF_A_REQUEST,
@@ -349,7 +352,10 @@ def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
 
 
 def test_only_processes_of_the_engine_are_named_as_killed() -> None:
-    """On an H200, the engine had started and ended helpers whose status only the engine knew."""
+    """Only processes of the engine are reported as killed.
+
+    On an H200, the engine had started and ended helper processes whose status only the engine knew.
+    """
     logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
     exits = [
         {"pid": 3783, "name": "python3", "status": 0},
@@ -366,7 +372,8 @@ def test_only_processes_of_the_engine_are_named_as_killed() -> None:
 
 
 def test_a_process_without_an_engines_name_is_named_as_killed() -> None:
-    """An engine core that is killed before it has its name, or an engine that gives none."""
+    """A process without an engine's name is reported as killed: an engine core that is killed
+    before it has its name, or one of an engine that sets no name."""
     logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
     exits = [{"pid": 7, "name": "python3", "status": None}]
     cause = death.cause_of(logged, exits=exits, kernel=KernelMessages(), kills=0, pids={7})

@@ -265,7 +265,9 @@ def test_skew_names_the_command_of_the_release(needed: str, command: str) -> Non
 def test_the_remedy_adds_the_missing_architecture_suffix(
     feature: str, target: str, helps: bool, prefix: str
 ) -> None:
-    """No target of SM12x has tcgen05 or wgmma, so no suffix helps there."""
+    """The remedy adds the missing suffix of the architecture.
+
+    No target of SM12x has tcgen05 or wgmma, so no suffix helps for those."""
     line = (
         f"{prefix}ptxas application ptx input, line 4; error   : Feature '{feature}' not supported "
         f"on .target '{target}'"
@@ -345,7 +347,7 @@ def test_start_failure_names_the_part_of_the_installation(line: str, said: str) 
     ],
 )
 def test_ignored_kernel_package_is_a_fallback(package) -> None:
-    """The lines are those of FlashInfer 0.7.4."""
+    """An ignored package of kernels is a fallback. The lines are those of FlashInfer 0.7.4."""
     line = (
         f"(EngineCore pid=8) Ignoring incompatible {package} version (0.6.13) does not match "
         "flashinfer version (0.7.4). Run `flashinfer download-kernels` to install matching kernel "
