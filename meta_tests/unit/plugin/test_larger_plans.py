@@ -69,3 +69,20 @@ def test_a_run_that_measured_nothing_has_no_line(tmp_path):
 
 def test_a_run_without_a_named_configuration_has_no_line(tmp_path):
     assert left_out(tmp_path, None, tg32_d0=50.0) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        pytest.param(None, "2 tests are left out; they need --golden, --record-golden", id="none"),
+        pytest.param(
+            "--record-golden", "1 tests are left out; they need --golden", id="record-golden"
+        ),
+    ],
+)
+def test_a_line_names_the_options_of_the_tests_left_out(run_pytest, tmp_path, option, line):
+    given = [f"{option}={tmp_path / 'golden.json'}"] if option else []
+    _, run = run_pytest(
+        "tests/test_correctness.py", "--collect-only", "-q", "-k", "golden_file", *given
+    )
+    assert line in run.output.splitlines()

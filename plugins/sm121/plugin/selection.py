@@ -60,11 +60,8 @@ class LeftOutAs(enum.Enum):
 
 #: The reasons for which tests count as deselected in pytest's summary, in this order.
 _DESELECTED_AS = (LeftOutAs.UNCERTIFIED, LeftOutAs.SLOW, LeftOutAs.NOT_IN_PLAN)
-#: The text that follows the number of tests that an option would run.
-_RUN_BY_AN_OPTION = {
-    LeftOutAs.SLOW: "slow tests are left out; --slow runs them",
-    LeftOutAs.WAITING: "tests are left out; --golden, --record-golden and --soak run theirs",
-}
+#: The marker of a test that runs only if its option is given.
+_BY_OPTION = "asked_for"
 
 
 def function_name(item: pytest.Item) -> str:
@@ -181,9 +178,16 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[NOT_IN_PLAN] = groups.get(LeftOutAs.NOT_IN_PLAN, [])
     lines = config.stash.setdefault(LEFT_OUT, [])
     lines += _lines_on_levels(config, groups.get(LeftOutAs.UNCERTIFIED, ()))
-    for kind, text in _RUN_BY_AN_OPTION.items():
-        if kind in groups:
-            lines.append(f"{len(groups[kind])} {text}")
+    if LeftOutAs.SLOW in groups:
+        lines.append(f"{len(groups[LeftOutAs.SLOW])} slow tests are left out; --slow runs them")
+    if LeftOutAs.WAITING in groups:
+        lines.append(_line_on_options(groups[LeftOutAs.WAITING]))
+
+
+def _line_on_options(items: Collection[pytest.Item]) -> str:
+    """Return the line about tests that need an option which is not given."""
+    options = {str(mark.args[0]) for item in items for mark in item.iter_markers(_BY_OPTION)}
+    return f"{len(items)} tests are left out; they need {', '.join(sorted(options))}"
 
 
 def _lines_on_levels(config: pytest.Config, uncertified: Iterable[pytest.Item]) -> list[str]:
@@ -220,7 +224,7 @@ def left_out_as(
         return LeftOutAs.UNCERTIFIED
     if _is_slow(item):
         return LeftOutAs.SLOW
-    mark = item.get_closest_marker("asked_for")
+    mark = item.get_closest_marker(_BY_OPTION)
     if mark is not None and not config.getoption(str(mark.args[0])):
         return LeftOutAs.WAITING
     if LEVEL in item.stash and not is_asked(item, chosen, plan, settings):
