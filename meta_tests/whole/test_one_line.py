@@ -50,6 +50,9 @@ REFUSED = [
     ),
     pytest.param(("-p", "no:xdist", "-n", "2"), "sm121-conformance[parallel]", id="no-xdist"),
     pytest.param(("--depths=99999999",), "expected at most", id="depths"),
+    pytest.param(("--matrix=99",), "expected at most", id="matrix"),
+    pytest.param(("--report-dir=README.md",), "expected a folder", id="report-file"),
+    pytest.param(("--ab", "a"), "--ab: expected 2 arguments. --ab A B: ", id="one-side"),
     pytest.param(("--scores", sys.executable), "pip install", id="scores"),
     pytest.param(("--golden=nosuch.json",), "--record-golden FILE", id="golden"),
     pytest.param(
@@ -332,8 +335,17 @@ def test_no_earlier_verdict_is_where_a_run_of_skipped_tests_names_its_report(
     assert [verdict(folder) for folder in (report / "earlier").iterdir()] == ["PASS"]
 
 
-def test_a_refused_request_leaves_the_report_where_it_is(clone, canary_bf16):
-    status, report = clone("--exam", "pytest.ini")
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("--exam", "pytest.ini"), id="by the opened run"),
+        pytest.param(("--matrix", "99"), id="by the collected tests"),
+        pytest.param(("-m", "SM121"), id="by the collected levels"),
+    ],
+)
+@pytest.mark.parametrize("place", [(), ("--report-dir=conformance-report",)], ids=["", "named"])
+def test_a_refused_request_leaves_the_report_where_it_is(clone, canary_bf16, words, place):
+    status, report = clone(*words, *place)
     assert (status, verdict(report)) == (4, "PASS")
     assert not (report / "earlier").exists()
 

@@ -135,7 +135,6 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
         architectures = architectures_asked_for(expressions.marker_expression(config))
         with contextlib.suppress(errors.UsageError):  # reported when the run is opened
             config.stash[_CERTIFIES] = resolve(settings, architectures).profile
-    config.stash[SELECTED] = True
 
 
 def _note_level(item: pytest.Item, level: str) -> None:

@@ -148,6 +148,7 @@ def pytest_collection_modifyitems(
             raise refused
         workers.name_groups(config, items)
         shards.divide(config, items)
+    config.stash[selection.SELECTED] = True
     _step("tests selected")
     return result
 
