@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llm_server import ServerFailed, options
+from pytest_llm_server import ServerFailed, options, redacting
 from pytest_llm_server.timer import Timer
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Run:
             del report.wasxfail
             report.outcome = "failed"
         if self._servers is not None:
-            _redact(report, self._servers)
+            redacting.clean(report, self._servers.redact)
         return report
 
     @pytest.hookimpl(wrapper=True)
@@ -231,13 +231,3 @@ def _fixtures_of(item: pytest.Item) -> Collection[str]:
 def _names_errors(item: pytest.Item) -> bool:
     """Whether an xfail mark of a test has ``raises=``. If so, pytest compares the error's type."""
     return any("raises" in mark.kwargs for mark in item.iter_markers("xfail"))
-
-
-def _redact(report: pytest.TestReport, servers: "Servers") -> None:
-    report.sections = [(name, servers.redact(text)) for name, text in report.sections]
-    if isinstance(report.longrepr, tuple):  # a skipped test
-        return
-    content = report.longreprtext
-    clean = servers.redact(content)
-    if clean != content:
-        report.longrepr = clean

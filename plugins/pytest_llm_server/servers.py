@@ -9,12 +9,11 @@ from types import TracebackType
 
 from pytest_llm_server import ServerFailed, crashes
 from pytest_llm_server.options import Asked
-from pytest_llm_server.redacting import redacted
 from pytest_llm_server.server import LlmServer
 from pytest_llm_server.timer import Timer
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.options import Option
-from sm121.core.redaction import secrets_of
+from sm121.core.redaction import redact_known, secrets_of
 from sm121.engines import attached, dead_runs, given_key
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.endings import StopReport
@@ -139,7 +138,7 @@ class Servers:
         Args:
             text: The text.
         """
-        return redacted(text, self._secrets)
+        return redact_known(text, self._secrets)
 
     def look(self, *, test_failed: bool = False) -> ServerFailed | None:
         """Return the error of a server that died since the last check, or that hangs; else None.

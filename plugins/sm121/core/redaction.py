@@ -42,6 +42,10 @@ _CHUNK_BYTES = 1 << 20
 #: Secrets shorter than this are replaced only as whole words, because they may also be parts of
 #: many words.
 _SHORT = 4
+#: The marker that pytest inserts where it has truncated a text.
+_CUT = "..."
+#: Pieces of a secret beside a truncation are replaced if they have at least this many characters.
+_LEAST_OF_A_PIECE = 6
 
 
 def is_secret_name(name: str) -> bool:
@@ -58,14 +62,52 @@ def redact(text: str, secrets: Collection[str] = ()) -> str:
             OpenAI, NVIDIA and GitHub, ``Authorization``, URLs with credentials, and assignments to
             secret names.
     """
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        if len(secret) >= _SHORT:
-            text = text.replace(secret, REDACTED)
-        else:
-            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", REDACTED, text)
+    text = redact_known(text, secrets)
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def redact_known(text: str, secrets: Collection[str]) -> str:
+    """Replace known secrets in a text, and pieces of them beside ``...``.
+
+    pytest truncates long texts in the middle, so that a piece of a key is left on each side.
+
+    Args:
+        text: The text.
+        secrets: The secrets. One with fewer than 4 characters is replaced only as a whole word.
+    """
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        if len(secret) >= _SHORT:
+            text = _without_pieces(text.replace(secret, REDACTED), secret)
+        else:
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", REDACTED, text)
+    return text
+
+
+def _without_pieces(text: str, secret: str) -> str:
+    parts = text.split(_CUT)
+    last = len(parts) - 1
+    clean = []
+    for index, part in enumerate(parts):
+        start = _piece_at_start(part, secret) if index > 0 else 0
+        # Reversed, so that the end of the part is checked like a beginning.
+        end = _piece_at_start(part[::-1], secret[::-1]) if index < last else 0
+        shown = part[start : len(part) - end]
+        if start:
+            shown = REDACTED + shown
+        if end:
+            shown += REDACTED
+        clean.append(shown)
+    return _CUT.join(clean)
+
+
+def _piece_at_start(part: str, secret: str) -> int:
+    """Return the length of the secret's piece at the start of a part; 0 if it is too short."""
+    length = 0
+    while length < len(part) and part[: length + 1] in secret:
+        length += 1
+    return length if length >= _LEAST_OF_A_PIECE else 0
 
 
 def redact_environment(

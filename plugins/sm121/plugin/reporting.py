@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_llm_server import redacting
 from sm121.core.errors import UsageError
 from sm121.core.files import cause_of
 from sm121.plugin import run_again
@@ -134,26 +135,17 @@ def write(config: pytest.Config, session: Session, known: details.Details) -> St
 
 
 def redact(session: Session, report: pytest.TestReport) -> None:
-    """Remove secrets from the text that pytest itself prints and writes to --junitxml.
-
-    A server may quote an invalid API key in its error, and ``-l`` shows local variables.
+    """Remove secrets from a report, and show the place of a skipped test.
 
     Args:
         session: The run. It knows the secrets.
         report: pytest's report on a phase. It is changed.
     """
-    run = session.run
-    report.sections = [(name, run.record.redact(text)) for name, text in report.sections]
-    # For a skipped test, show the place of the test, which does not depend on where the suite is
-    # installed.
+    redacting.clean(report, session.run.record.redact)
     if isinstance(report.longrepr, tuple):
+        # The place of the test does not depend on where the suite is installed.
         file, line, _ = report.location
-        report.longrepr = (file, (line or 0) + 1, run.record.redact(report.longrepr[2]))
-        return
-    content = report.longreprtext
-    clean = run.record.redact(content)
-    if clean != content:
-        report.longrepr = clean
+        report.longrepr = (file, (line or 0) + 1, report.longrepr[2])
 
 
 def _logs(session: Session, item: pytest.Item) -> list[str]:

@@ -1,9 +1,9 @@
-"""No part of a key is shown where pytest shortens a text."""
+"""Known secrets, and their pieces where pytest shortens a text."""
 
 import pytest
 from _pytest._io.saferepr import saferepr
 
-from pytest_llm_server.redacting import redacted
+from sm121.core.redaction import redact, redact_known
 
 KEY = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGH"
 OTHER = "the answer of 40 tokens..."
@@ -19,8 +19,9 @@ OTHER = "the answer of 40 tokens..."
         pytest.param(f"assert {saferepr(KEY, maxsize=31)} == {KEY[:9]}...", id="cut twice"),
     ],
 )
-def test_no_piece_of_a_key_is_shown(text):
-    clean = redacted(f"{OTHER} {text} {OTHER}", [KEY])
+@pytest.mark.parametrize("function", [redact, redact_known])
+def test_no_piece_of_a_key_is_shown(function, text):
+    clean = function(f"{OTHER} {text} {OTHER}", [KEY])
     assert clean.startswith(OTHER) and clean.endswith(OTHER) and "[redacted]" in clean
     pieces = [KEY[start : start + 6] for start in range(len(KEY) - 5)]
     assert [piece for piece in pieces if piece in clean] == []
@@ -28,4 +29,8 @@ def test_no_piece_of_a_key_is_shown(text):
 
 def test_other_texts_stay():
     text = f"{OTHER} abc...FGH {KEY[:8]} ...a..."
-    assert redacted(text, [KEY]) == text
+    assert redact_known(text, [KEY]) == text
+
+
+def test_a_short_secret_is_only_replaced_as_a_word():
+    assert redact_known("the next text is x", ["x"]) == "the next text is [redacted]"
