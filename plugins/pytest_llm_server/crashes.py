@@ -1,14 +1,15 @@
 """Reports on a server that did not start, died or hangs: a crash bundle and an error."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
 
 from pytest_llm_server import ServerFailed
+from sm121.core import redaction
 from sm121.core.waiting import until
 from sm121.engines import life, managed_evidence
 from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import ServerError, StartError
 from sm121.evidence import crash_bundle
-from sm121.evidence.crash_bundle import Redact
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_messages import KernelBefore
 
@@ -58,7 +59,7 @@ def report(
     test: str | None,
     before: KernelBefore,
     starts: Sequence[tuple[float, float]],
-    redact: Redact,
+    secrets: Collection[str],
 ) -> ServerFailed:
     """Write a crash bundle, and return the error for the test.
 
@@ -69,12 +70,13 @@ def report(
         test: The id of the running test; None between two tests.
         before: The beginning of the run.
         starts: When each successful start of the run began and ended (``time.monotonic``).
-        redact: Removes secrets from a text.
+        secrets: The secrets to remove, in addition to those that are found by their shape.
     """
     evidence = managed_evidence.gather(
-        managed, cause, what, before=before, starts=starts, secrets=managed.secrets
+        managed, cause, what, before=before, starts=starts, secrets=secrets
     )
     evidence.test = test
+    redact = functools.partial(redaction.redact, secrets=secrets)
     folder = managed.directory / crash_bundle.FOLDER
     try:
         bundle, _ = crash_bundle.write_somewhere(evidence, folder, redact)

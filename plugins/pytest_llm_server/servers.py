@@ -194,7 +194,7 @@ class Servers:
             test=self._test(),
             before=self._before,
             starts=self._starts,
-            redact=self.redact,
+            secrets=self._secrets,
         )
 
     def stop(self, pool: ServerPool, error: BaseException | None) -> None:
