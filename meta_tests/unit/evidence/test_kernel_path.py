@@ -50,7 +50,9 @@ def unreached(engine: str, lines: Iterable[str]) -> list[str]:
 
 
 def test_every_vllm_path_signature_is_exercised():
-    """A signature without a matching line here could be dead unnoticed."""
+    """Every signature of vLLM's kernel path is matched by a line here.
+
+    Otherwise, a signature could match nothing without anybody noticing."""
     lines = (*(line for line, _, _ in PROVES), *LINES["fallbacks"].values(), *LINES["others"])
     assert unreached("vllm", lines) == []
     fallbacks = {entry.id for entry in load_signatures("vllm").of("fallback")}
@@ -332,7 +334,10 @@ def test_unknown_engine_is_refused():
     ],
 )
 def test_values_that_the_engine_does_not_log_are_not_judged(tmp_path, name, change, managed, wrong):
-    """vLLM on the CPU logs no attention, so this value is not proven; the others are judged."""
+    """Values that the engine does not log are not judged.
+
+    vLLM on the CPU logs no attention backend, so this value is not proven. The other values are
+    judged."""
     log = tmp_path / "server.log"
     log.write_text((DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").replace(*change))
     loaded = profile.load(name)
@@ -353,7 +358,9 @@ def test_values_that_the_engine_does_not_log_are_not_judged(tmp_path, name, chan
 
 
 def test_lines_of_metrics_are_read_once(monkeypatch, tmp_path):
-    """A server that ran for a week has 60,000 of them."""
+    """The lines of /metrics are read only once.
+
+    A server that has run for a week has 60,000 of them in its log."""
     start = "(APIServer pid=1) INFO 11-20 10:00:01 [utils.py:293] vLLM API server version 0.32.0"
     metrics = (
         "(APIServer pid=1) INFO 11-20 10:01:{:02d} [loggers.py:248] Engine 000: Avg prompt "

@@ -1,4 +1,4 @@
-"""Lines of vLLM 0.20 to 0.32 about the kernels that decode, draft and multiply."""
+"""Lines of vLLM 0.20 to 0.32 about the kernels for decode, drafts and matrix products."""
 
 from pathlib import Path
 

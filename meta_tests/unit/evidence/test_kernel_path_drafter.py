@@ -1,4 +1,4 @@
-"""The log proves the drafter of an Eagle3 configuration on a GB10, by its name."""
+"""The log of an Eagle3 configuration on a GB10 proves its drafter by the drafter's name."""
 
 import pytest
 
@@ -22,7 +22,7 @@ NAMES = {
 
 
 def wrong(configuration, speculation, folder, *, eager=False) -> str:
-    """Return the contradictions about the configuration's drafter and graphs."""
+    """Return the contradictions that concern the configuration's drafter and its graphs."""
     log = folder / "server.log"
     log.write_text(LOG.format(speculation, eager), "utf-8")
     path = read_log(log, "vllm")

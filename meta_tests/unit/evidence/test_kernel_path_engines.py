@@ -1,4 +1,5 @@
-"""The reader of kernel paths: SGLang and llama.cpp, recognising a log's engine, and large logs."""
+"""The reader of kernel paths: SGLang and llama.cpp, how the engine of a log is recognised, and
+large logs."""
 
 import json
 import random
@@ -257,7 +258,8 @@ def texts(count: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow("more texts"))])
 def test_a_file_is_read_as_its_lines_are(tmp_path, count):
-    """Skipping lines that differ only in digits changes no result."""
+    """Reading a file gives the same result as reading its lines, although lines that differ only in
+    digits are skipped."""
     log = tmp_path / "server.log"
     for text in texts(count):
         log.write_text(text)
@@ -271,7 +273,9 @@ def test_a_file_is_read_as_its_lines_are(tmp_path, count):
 
 
 def test_a_large_log_is_read_fast_and_in_bounded_memory(tmp_path):
-    """100 MB of a server that ran for days; the choice is at its end."""
+    """A large log is read quickly and in little memory.
+
+    It has 100 MB of a server that ran for days, and the kernel choice is at its end."""
     log = tmp_path / "server.log"
     block = "".join(
         f"(APIServer pid=1) INFO 10-05 02:{n % 60:02}:33 [loggers.py:257] Engine 000: Avg prompt "

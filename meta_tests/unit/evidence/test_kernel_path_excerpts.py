@@ -1,5 +1,7 @@
-"""``sm121 path`` on excerpts: the end of a long log, a worker's stack, kernel messages, another
-engine's log. Existing values are read; missing ones are null."""
+"""``sm121 path`` on parts of logs: the end of a long log, a worker's stack, kernel messages,
+another engine's log.
+
+Existing values are read, and missing ones are null."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""Logs of a real GB10 with the build that reaches 52 tok/s: each field with its line, in any
-wrapper."""
+"""Logs of a real GB10 with the build that reaches 52 tok/s.
+
+Each field is read from its line, with any prefix or wrapper."""
 
 import json
 import re
@@ -189,8 +190,10 @@ def same_path(name: str, wrap: Callable[[str], str]) -> None:
 
 
 def _behind_prefixes() -> list:
-    """Return each log with each prefix; `make test` has each log and each prefix at least once, and
-    the clean build's log with each."""
+    """Return each log with each prefix.
+
+    `make test` uses each log and each prefix at least once, and the clean build's log with each
+    prefix."""
     cases = []
     for number, name in enumerate(LOGS):
         for place, prefix in enumerate(WRAPS):
@@ -264,7 +267,7 @@ def test_a_log_without_its_beginning_shows_its_values():
 
 @pytest.mark.parametrize("count", [2, 12, 18, 25, 40, 60])
 def test_the_end_of_the_run_before_is_not_this_one(count):
-    """A log that begins in another run, with some of that run's last lines."""
+    """The last lines of an earlier run at the beginning of a log do not count for the later run."""
     before = [line.replace("02-09", "02-08") for line in lines_of("fused_0804_clean")]
     before.append("(EngineCore_DP0 pid=9) ERROR 02-08 08:00:00 [core.py:1] EngineDeadError: x")
     path = read_lines([*before[-count:], *lines_of("unfused_0804_profiled")])
@@ -285,8 +288,10 @@ NSYS = (
 @pytest.mark.parametrize("first", [0, 18, 25, 40])
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
 def test_lines_of_an_older_run_in_an_overwritten_log_do_not_count(name, first, prefix):
-    """The file was longer before it was overwritten: an old start, its end and nsys' table
-    remain."""
+    """Lines of an older run in an overwritten log do not count.
+
+    The file was longer before it was overwritten, so an old start, its end and nsys' table remain.
+    """
     lines = lines_of(name)
     older = lines_of("fused_0804_clean")[first:]
     died = "(APIServer pid=9) ERROR 02-09 07:22:01 [async_llm.py:551] AsyncLLM EngineDeadError: x"

@@ -1,4 +1,4 @@
-"""SGLang and llama.cpp on a GB10: what a healthy log proves, and which log fails.
+"""SGLang and llama.cpp on a GB10: the values that a healthy log proves, and the logs that fail.
 
 The lines have the words of the engines' sources and of published logs of gpt-oss-120b.
 """
@@ -76,7 +76,8 @@ def test_another_path_is_red(engine, before, after, says, tmp_path):
 
 @pytest.mark.parametrize("engine", HEALTHY)
 def test_the_published_rates_hold_the_gates(engine):
-    """Each gate on a rate or a time of a token has its number in the references."""
+    """Each gate on a rate or on the time of a token is based on a published number in the
+    references."""
     published = {}
     for row in references.load().reference:
         if row.name.lower() == engine.replace("-", "."):

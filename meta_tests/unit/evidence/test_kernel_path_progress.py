@@ -1,4 +1,4 @@
-"""The progress of a start, by the lines of its log."""
+"""The progress of a start is read from the lines of its log."""
 
 import pytest
 

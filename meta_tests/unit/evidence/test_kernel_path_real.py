@@ -1,5 +1,6 @@
-"""The real vLLM on the CPU with requests that it cannot meet: they are named, and it is
-profiled."""
+"""The real vLLM on the CPU is started with requests that it cannot satisfy.
+
+They are reported, and the server is profiled."""
 
 import json
 
@@ -10,7 +11,9 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow("a start of vLLM")]
 
 
 def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf16):
-    """The cases are an attention backend that did not resolve, and a variable of a fork."""
+    """A real engine that does something else is INVALID.
+
+    The requests are for an unavailable attention backend, and a variable of a fork."""
     status, run = run_pytest(
         "--arch", "cpu", "tests/test_kernel.py",
         "-k", "test_what_was_asked_for or test_decode_runs",

@@ -1,4 +1,4 @@
-"""Log lines that show a kernel path together."""
+"""Several log lines together show a kernel path."""
 
 import pytest
 
@@ -446,7 +446,8 @@ from sm121.evidence.kernel_path import shown
     ],
 )
 def test_lines_together_show_a_path(engine, lines, fields, unknown, evidence):
-    """Fields with their values, fields without one, and a part of the evidence of some."""
+    """The lines show fields with their values, fields without a value, and a part of the evidence
+    of some fields."""
     path = read_lines(lines, engine or "vllm")
     expected = (fields or {}) | dict.fromkeys(unknown or ())
     assert {field: shown(path, field) for field in expected} == expected

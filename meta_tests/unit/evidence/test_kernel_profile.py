@@ -1,4 +1,5 @@
-"""Kernel names of a profile are read, classified, and compared with the path."""
+"""Kernel names of a profile are read, assigned to parts of the model, and compared with the
+path."""
 
 import gzip
 import json
@@ -128,7 +129,8 @@ def test_operators_have_their_own_time_only(trace):
 
 
 def test_trace_is_streamed(tmp_path):
-    """80,000 kernels, 12 MB of text, in a few megabytes of memory."""
+    """A trace is read as a stream: 80,000 kernels (12 MB of text) need only a few megabytes of
+    memory."""
     path = tmp_path / "large.pt.trace.json.gz"
     one = json.dumps(event(MARLIN, "kernel", 0, 1))
     with gzip.open(path, "wt", compresslevel=1) as stream:
@@ -249,7 +251,7 @@ def test_nsys_that_is_missing_is_not_run(tmp_path, monkeypatch):
 
 
 def test_nsys_report_is_read_by_nsys(tmp_path, monkeypatch):
-    """A stand-in for nsys answers as nsys does."""
+    """An nsys report is read by nsys. Here, a replacement answers as nsys does."""
     (tmp_path / "table.csv").write_text(NSYS)
     prints = f"exec /bin/cat {tmp_path / 'table.csv'}"
     executable(tmp_path / "nsys", f'case "$*" in *cuda_gpu_kern_sum*) {prints};; esac; exit 1')
@@ -298,7 +300,7 @@ class Clock:
 
 
 def chunks(counts: Iterable[int | None], clock: Clock) -> Iterator[dict[str, Any]]:
-    """Return chunks of an answer, 10 ms apart, with the number of tokens so far."""
+    """Return the chunks of an answer, 10 ms apart, with the number of tokens so far."""
     for count in counts:
         clock.now += 0.01
         yield {"choices": [{}], "usage": count and {"completion_tokens": count}}

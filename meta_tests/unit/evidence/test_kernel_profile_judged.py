@@ -160,7 +160,9 @@ def test_kernels_of_another_path_fail(moe, names, expected):
 @pytest.mark.parametrize("named", OF_ATTENTION)
 @pytest.mark.parametrize("ran", OF_ATTENTION)
 def test_attention_of_another_backend_contradicts(named, ran):
-    """On an H200 the log named FLASH_ATTN, and Triton's attention ran."""
+    """The attention kernels of another backend contradict the log.
+
+    On an H200, the log named FLASH_ATTN, and Triton's attention ran."""
     path = KernelPath(moe="MARLIN", attention=named)
     alike = named.lower()[:6] == ran.lower()[:6]
     required = (f"expected a kernel of {named}, as in the log, got none",
@@ -174,7 +176,8 @@ def test_attention_of_another_backend_contradicts(named, ran):
 
 
 def test_real_profile_of_an_h200_passes():
-    """vLLM 0.24 with FLASH_ATTN and Marlin, from docs/evidence, with truncated names."""
+    """A real profile of an H200 passes: vLLM 0.24 with FLASH_ATTN and Marlin, from docs/evidence,
+    with truncated names."""
     log = (ROOT / "docs" / "evidence" / "h200-server.log").read_text()
     rows = re.findall(r"^(attention|moe|dense) (\d+) 0\.\d+ (.+)$", log, re.M)
     assert len(rows) == 8

@@ -1,4 +1,5 @@
-"""Tables of a real GB10: shares, truncated names, layers beyond the checkpoint, the variant."""
+"""Tables of a real GB10 show the shares, truncated names, layers quantised beyond the checkpoint,
+and the variant of the experts."""
 
 import re
 from pathlib import Path

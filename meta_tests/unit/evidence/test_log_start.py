@@ -1,4 +1,4 @@
-"""Values of a log beside the kernel path, and their places."""
+"""Values of a log that are not part of the kernel path, and where they are stored."""
 
 from typing import get_args
 

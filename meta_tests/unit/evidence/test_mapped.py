@@ -1,4 +1,4 @@
-"""The NCCL library that a process has mapped has a digest."""
+"""The NCCL library that a process has mapped is identified by its digest."""
 
 import hashlib
 import mmap
@@ -9,7 +9,8 @@ from sm121.evidence import mapped
 
 
 def test_nccl_that_was_replaced_since_has_no_digest(tmp_path):
-    """After an update, the process has the old library, whose file cannot be read."""
+    """If NCCL was replaced after the start, there is no digest, because the file of the old library
+    cannot be read."""
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"NCCL 2.28.9")
     with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ):

@@ -1,4 +1,4 @@
-"""Each rank of a server on two machines has its path and its transport, and a fault names the
+"""For a server on two machines, each rank has its path and its transport, and a fault names the
 rank."""
 
 import json

@@ -1,4 +1,4 @@
-"""The logs belong to one start, and to all of its ranks."""
+"""The logs must belong to one start, and to all of its ranks."""
 
 import pytest
 
@@ -170,7 +170,9 @@ def test_a_fault_of_a_rank_is_named(launcher, ranks, change, wrong, silent, rema
 
 @pytest.mark.parametrize("hours", [("11-30 23", "12-01 00"), ("02-28 23", "03-01 00")])
 def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
-    """The logs share no id of a start, so only the time decides."""
+    """The turn of a month does not make it another start.
+
+    The logs share no id of a start, so only the time decides."""
     nodes = []
     for rank, hour in enumerate(hours):
         (tmp_path / hour).mkdir()
@@ -190,7 +192,9 @@ def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
     ],
 )
 def test_ranks_of_two_ray_nodes(tmp_path, pids, prefixes):
-    """`prefixes`: the text after each rank's pid in Ray's lines. On one host each occurs twice."""
+    """Ranks on two Ray nodes are read.
+
+    `prefixes` is the text after each rank's pid in Ray's lines; on one host, each occurs twice."""
     lines = ["INFO:     Application startup complete."]
     for rank, pid in enumerate(pids):
         for prefix in prefixes[rank]:

@@ -1,4 +1,4 @@
-"""The transport between the ranks of a server, from their logs and from counters."""
+"""The transport between the ranks of a server is read from their logs and from counters."""
 
 from functools import partial
 from pathlib import Path
@@ -345,8 +345,10 @@ LEAST = transport.least_bytes(1024, 2880, 37)
     ],
 )
 def test_port_counters_show_the_devices_of_a_prompt(carried, other, kinds, devices, tmp_path):
-    """`carried`: each device's share of a prompt's bytes; `other`: the readings of one more device,
-    before and after."""
+    """Port counters show which devices carried a prompt.
+
+    `carried` is each device's share of a prompt's bytes. `other` contains the readings of one more
+    device, before and after."""
     readings = []
     for moment in (0, 1):
         for device, share in carried.items():

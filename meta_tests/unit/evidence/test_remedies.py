@@ -1,4 +1,4 @@
-"""A remedy names the options of the engine that wrote the log, and none of vLLM's in another
+"""A remedy names options of the engine that wrote the log, and no option of vLLM for another
 engine's log."""
 
 import re

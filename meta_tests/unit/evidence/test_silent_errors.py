@@ -1,5 +1,6 @@
-"""An error that ends no process is found in the server's log and in the kernel's messages; a
-healthy log has none."""
+"""An error that ends no process is found in the server's log and in the kernel's messages.
+
+A healthy log contains none."""
 
 import dataclasses
 import os
@@ -25,14 +26,15 @@ from sm121.run.verdict_file import BESIDE
 
 
 def kernel_log(folder: Path, dmesg: str, journalctl: str = "exit 1") -> str:
-    """Return the PATH of a machine on which the two programs for kernel messages behave so."""
+    """Return the PATH of a machine on which the two programs for kernel messages behave in the
+    given way."""
     executable(folder / "dmesg", dmesg)
     executable(folder / "journalctl", journalctl)
     return f"{folder}:{os.environ['PATH']}"
 
 
 def outcome_of(folder: Path, doing, **variables: str):
-    """Return the end of a run with this event."""
+    """Return the result of a run with this event."""
     with mock.patch.dict(os.environ, {**VARIABLES, **variables}):
         return script(SimpleNamespace(tmp_path=folder), "run", doing)
 
@@ -48,7 +50,7 @@ def test_a_survived_error_is_certain_if_its_kind_is_known(tmp_path, kind, lines)
 
 
 def _of_two_ranks(exception: str) -> str:
-    """Return the lines that both ranks of a Ray server print at once when a finalizer raises."""
+    """Return the lines that both ranks of a Ray server print together when a finalizer raises."""
     ignored = "Exception ignored in: <function CPUDNNLGEMMHandler.__del__ at 0x7f37>"
     ranks = ("(CpuRayWorkerProc pid=7) ", "(CpuRayWorkerProc pid=8, ip=10.0.0.2) ")
     stacks = [stack(rank, ignored, "/v/vllm/_custom_ops.py", exception) for rank in ranks]
@@ -202,7 +204,8 @@ def test_the_kernel_reports_an_error(kind):
 
 
 def test_unreadable_kernel_messages_are_reported_on_a_gpu(tmp_path):
-    """It is a remark, and in a certificate's line beside the levels."""
+    """Unreadable kernel messages on a GPU are reported as a remark, and in a certificate's line
+    beside the levels."""
     path = kernel_log(tmp_path, *["echo not permitted >&2\nexit 1"] * 2)
     unread = []
     remarks = []
@@ -233,8 +236,10 @@ NO_MEMORY = (
     ],
 )
 def test_failed_allocations_of_the_driver_are_errors_except_at_a_start(tmp_path, offsets, verdict):
-    """vllm#56824: of four starts of a healthy GB10, three had the message. `offsets`: seconds after
-    the start began, which took one."""
+    """Failed allocations of the driver are errors, except during a start (vllm#56824).
+
+    Of four starts of a healthy GB10, three had the message. `offsets` are seconds after the
+    beginning of a start that took one second."""
 
     def doing(session):
         lines = [f"[{session.kernel.before.at + offset:.6f}] {NO_MEMORY}" for offset in offsets]

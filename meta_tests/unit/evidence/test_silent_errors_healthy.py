@@ -159,7 +159,8 @@ HEALTHY_LINES = (
 
 
 def test_a_healthy_line_is_no_error(tmp_path):
-    """The lines are those that vLLM 0.32, or its source (`source` of the rows), writes."""
+    """The lines of healthy servers are not errors. vLLM 0.32 writes them, or its source contains
+    them (`source` of the rows)."""
     healthy = [clean for clean, _ in LOGGED.values()]
     healthy += HEALTHY_LINES
     assert {lines: errors(tmp_path, lines) for lines in healthy} == {key: [] for key in healthy}

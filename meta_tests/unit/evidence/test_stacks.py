@@ -1,4 +1,4 @@
-"""Stacks of hanging processes, with and without py-spy."""
+"""The stack traces of hanging processes are read, with and without py-spy."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def without_py_spy(monkeypatch):
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Start]:
-    """Start a program with the handler; return when each of its processes hangs."""
+    """Start a program with the handler. Return when each of its processes hangs."""
     started: list[subprocess.Popen[str]] = []
 
     def run(program: str, *options: str, processes: int = 1, **variables: str):
@@ -163,7 +163,9 @@ def test_py_spy_that_may_not_read_leaves_it_to_the_process(start, tmp_path, monk
 
 @pytest.mark.usefixtures("without_py_spy")
 def test_a_server_that_ends_meanwhile_gives_the_reason(start, tmp_path, monkeypatch):
-    """Its temporary folder is removed while its last process still runs."""
+    """If a server ends while the stack traces are read, the reason is returned.
+
+    Its temporary folder is removed while its last process still runs."""
     process = start(ALONE)
     processes = tree(process)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A connection without an answer is found in the kernel's tables."""
+"""A connection whose other end does not answer is found in the kernel's tables."""
 
 import socket
 from pathlib import Path

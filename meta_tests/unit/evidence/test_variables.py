@@ -1,4 +1,4 @@
-"""The variables that the installed engine knows."""
+"""The variables that the installed engine knows are found."""
 
 import dataclasses
 import os
@@ -61,7 +61,8 @@ def test_registry_that_cannot_be_read_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
-    """vLLM 0.32 on a CPU, started with an attention backend of a GPU and a fork's variable."""
+    """The log is of vLLM 0.32 on a CPU that ignored requests: an attention backend of a GPU, and a
+    fork's variable."""
     path = kernel_path.read_log(DATA / "vllm-0.32-cpu-asked-otherwise.log")
     wants = configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin")
     wrong = different(compare(wants, path, {"VLLM_MXFP4_BACKEND": "marlin"}))

@@ -1,5 +1,7 @@
-"""Kernel benchmarks: a kernel that skips work is INVALID, a slower one has a larger time, and saved
-benchmarks can be compared. Also replays, tactics and a dead device."""
+"""Kernel benchmarks: a kernel that skips work is INVALID, a slower one has a larger time, and
+stored benchmarks can be compared.
+
+The tests also cover replays, tactics and a device that no longer works."""
 
 import dataclasses
 import json
@@ -79,7 +81,7 @@ def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp
 
 @pytest.fixture
 def moe(run_pytest, tmp_path):
-    """A run that times the experts of one token, and compares the time."""
+    """A run that times the experts of one token, and compares the time with a stored one."""
 
     def run(provider, *options):
         return run_pytest(
@@ -95,7 +97,7 @@ def moe(run_pytest, tmp_path):
 
 @pytest.fixture
 def compared(moe):
-    """The options that compare a run with a trusted one of the kernel `steady`."""
+    """The options that compare a run with a trusted run of the kernel `steady`."""
     status, trusted = moe("steady", "--benchmark-autosave")
     assert status == 0, trusted.output
     metric = trusted.verdict["metrics"]["moe_decode_us"]
@@ -126,8 +128,10 @@ def test_a_slower_moe_kernel_is_red_in_regression_and_against(moe, compared):
     ("timed_in_it", "expected"), [("a kernel", ["attention_decode_us@d0"]), ("no kernel", [])]
 )
 def test_a_time_is_missing_only_where_kernels_were_timed(timed_in_it, expected):
-    """A run of only ``tests/test_performance.py`` lacks no kernel's time of a stored run of all
-    levels."""
+    """A missing kernel time is reported only if kernels were timed.
+
+    A run of only ``tests/test_performance.py`` lacks no kernel time of a stored run of all levels.
+    """
     now = [stored_metric("tg32@d0", None)]
     if timed_in_it == "a kernel":
         now.append(stored_metric("moe_decode_us", "fused_moe"))
@@ -151,7 +155,9 @@ def empty_file():
 
 
 def test_times_of_other_sizes_are_not_compared():
-    """``--full-shapes`` on a CPU times the same operations at other sizes under the same names."""
+    """Times of other sizes are not compared.
+
+    ``--full-shapes`` on a CPU times the same operations at other sizes under the same names."""
     before = past_runs.stored_run("0001", stored_metric("moe_decode_us", "8 experts"))
     limits = level_settings.Regression()
     for case, judged in (("8 experts", 1), ("128 experts", 0)):
@@ -170,7 +176,9 @@ def test_a_kernel_that_computes_something_else_is_invalid(timed):
 
 
 def test_a_kernel_with_unchecked_omissions_exceeds_the_roofline():
-    """The first and the last columns are right, but the share of the roofline is too high."""
+    """A kernel that skips columns which are not checked exceeds the roofline.
+
+    Its first and last columns are right."""
     case = cases.BenchmarkCase("lm-head", "lm_head", hidden=64, vocabulary=2048)
     timed = benchmarks.build(TorchProvider(), case)
     peak = Bandwidth((10.0,), "constructed")
@@ -183,8 +191,10 @@ def test_a_kernel_with_unchecked_omissions_exceeds_the_roofline():
 
 @pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
 def test_outputs_of_timed_kernels_are_judged(case):
-    """A clean kernel passes; one with a stale output, as after a skipped call, fails. It is faster
-    than the memory allows only if it reads much; for one token it is not."""
+    """The outputs of timed kernels are judged.
+
+    A right kernel passes. A kernel with the output of an earlier call fails, as if a call was
+    skipped. It is faster than the memory allows only if it reads much; for one token, it is not."""
     if case.tokens > 64:
         case = dataclasses.replace(case, tokens=33)
     timed = benchmarks.build(TorchProvider(), case)
@@ -203,7 +213,8 @@ def test_outputs_of_timed_kernels_are_judged(case):
 @pytest.mark.parametrize("value", [0.0, torch.nan])
 @pytest.mark.parametrize(("operation", "tokens"), [("fused_moe", 64), ("lm_head", 1)])
 def test_a_kernel_that_omits_half_of_its_sums_fails(operation, tokens, value):
-    """A compute-bound kernel that does half of its sums is not faster than memory."""
+    """A compute-bound kernel that omits half of its sums fails, although it is not faster than the
+    memory allows."""
     every = cases.select_timed((0,), full=False)
     case = next(case for case in every if (case.operation, case.tokens) == (operation, tokens))
     timed = benchmarks.build(TorchProvider(), case)
@@ -281,7 +292,9 @@ def kernels_of(provider: str) -> Kernels:
 
 
 class ScriptedChild:
-    """The answers of a process with four tactics; the catalogue has them in real processes."""
+    """The answers of a process with four tactics.
+
+    The catalogue of faults tests them with real processes."""
 
     def __init__(self) -> None:
         self.asked: list[tuple] = []
@@ -333,7 +346,7 @@ def test_each_tactic_is_judged_in_a_process_of_its_own():
 
 
 class Reusing(TorchProvider):
-    """Returns the same memory each time, with other low bits."""
+    """A provider that returns the same memory each time, with other low bits."""
 
     name = "reusing"
     deterministic = frozenset({"fused_moe"})
@@ -350,7 +363,7 @@ class Reusing(TorchProvider):
 
 
 class RoutingReused(TorchProvider):
-    """The same for the routing, which computes little."""
+    """The same fault for the routing, which computes little."""
 
     name = "reusing"
     deterministic = frozenset({"route"})
@@ -380,7 +393,9 @@ def test_two_runs_into_the_same_memory_are_compared():
 
 @pytest.mark.slow("several processes with torch")
 def test_a_case_that_ends_its_process_fails_and_the_next_one_runs():
-    """An abort ended pytest, and a fault of the device left all other cases NOT_RUN."""
+    """A case that ends its process fails, and the next case runs.
+
+    Before, an abort ended pytest, and a fault of the device left all other cases NOT_RUN."""
     kernels = kernels_of("faulty")
     aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]
     reason = "tokens-1: expected a result, got the process ended with SIGABRT"
@@ -401,7 +416,9 @@ def test_a_case_that_ends_its_process_fails_and_the_next_one_runs():
     ],
 )
 def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
-    """One interpreter lacks the packages, and one does not exist."""
+    """An interpreter that cannot judge kernels is reported.
+
+    One lacks the packages, and one does not exist."""
     executable(tmp_path / "python", f'exec {sys.executable} -S "$@"')
     other = child.Child(str(tmp_path / name), {"PATH": os.environ["PATH"]})
     with pytest.raises(NotRun, match=reason):
@@ -420,8 +437,10 @@ def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
 def test_the_clock_reports_the_cleared_part_of_a_large_cache(
     cache_mib, replaced_mib, how, monkeypatch
 ):
-    """A GB10's caches are replaced three times; a server's large cache only as far as time
-    allows."""
+    """The timer reports which part of a large cache is cleared.
+
+    A GB10's caches are overwritten three times; a server's large cache only as far as time allows.
+    """
     monkeypatch.setattr(
         benchmarks.stream_bandwidth, "last_level_cache_bytes", lambda: cache_mib << 20
     )
@@ -430,7 +449,8 @@ def test_the_clock_reports_the_cleared_part_of_a_large_cache(
 
 
 def test_one_clock_for_all_tests():
-    """The clock holds three times the last-level cache, and pytest-benchmark keeps each test's
-    timer: on a CPU with 480 MiB of L3, one clock per test took 20 GB, and the kernel killed the
-    run."""
+    """All tests share one timer.
+
+    The timer holds three times the last-level cache, and pytest-benchmark keeps the timer of each
+    test. On a CPU with 480 MiB of L3, separate timers took 20 GB, and the kernel killed the run."""
     assert benchmarks.clock_of("cpu") is benchmarks.clock_of("cpu")

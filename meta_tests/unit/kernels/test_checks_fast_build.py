@@ -1,5 +1,5 @@
-"""Kernels of builds that round more than the checkpoint: right ones pass with margin, and each
-provider calls them as upstream does."""
+"""Right kernels of builds that round more than the checkpoint pass with a margin, and each provider
+calls them as upstream does."""
 
 import dataclasses
 import inspect
@@ -40,8 +40,9 @@ HONEST = {
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("torch", "identity"))) for n in HONEST],
 )
 def test_a_right_kernel_has_margin(name, monkeypatch):
-    """A right kernel needs two thirds of each tolerance; attention, which rounds its shares, five
-    sixths."""
+    """A right kernel needs two thirds of each tolerance.
+
+    Attention, which rounds the softmax weights, needs five sixths."""
     make, groups = HONEST[name]
     tight = []
     for each in comparison.tolerances():
@@ -91,7 +92,7 @@ def case_of(group: str, **fields: Any) -> problems.Problem:
 
 
 class OneTile(Emulation):
-    """The last column of one tile has its neighbour's value."""
+    """A provider in which the last column of one tile has the value of its neighbour."""
 
     def __init__(self, wrong: tuple[int, int]) -> None:
         self.wrong = wrong
@@ -106,7 +107,8 @@ class OneTile(Emulation):
 @pytest.mark.parametrize("tile", [(64, 128), (128, 128)], ids=str)
 @pytest.mark.parametrize("tokens", [1, 65])
 def test_each_tile_is_judged_for_itself(tile, tokens):
-    """Independent of the tile that the number of tokens would choose."""
+    """Each tile is judged by itself, independent of the tile that the number of tokens would
+    choose."""
     problem = case_of("moe_ranges", tokens=tokens)
     for wrong in ((64, 128), (128, 128)):
         provider = EmulatedProvider(OneTile(wrong)).with_tactic(f"{tile[0]}x{tile[1]}")
@@ -117,12 +119,12 @@ def test_each_tile_is_judged_for_itself(tile, tokens):
 
 
 def as_read(tokens: torch.Tensor) -> torch.Tensor:
-    """Return keys or values as vLLM's writers read them: only the stride of a token counts."""
+    """Return keys or values as vLLM's writers read them, which use only the stride of a token."""
     return tokens.as_strided(tokens.shape, (tokens.stride(0), tokens.shape[2], 1))
 
 
 class Vllm:
-    """vLLM's functions, with the installed version's arguments."""
+    """vLLM's functions, with the arguments of the installed version."""
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
@@ -195,7 +197,8 @@ def test_attention_of_an_fp8_cache_is_called_as_vllm_calls_it(monkeypatch, group
 
 @pytest.mark.parametrize("layout", ["packed", "strided"])
 def test_keys_and_values_are_written_as_vllm_passes_them(monkeypatch, layout):
-    """vLLM passes heads without gaps, also if the cache has each value after its key."""
+    """Keys and values are written as vLLM passes them. vLLM passes heads without gaps, even if the
+    cache has each value after its key."""
     provider = vllm_provider(monkeypatch)
     problem = case_of("prefill_fp8", lengths=(5, 33), sinks="usual", power=0, **{layout: True})
     assert checks.check(provider, problem) == []
@@ -232,7 +235,9 @@ def test_queries_that_are_quantised_as_well_are_not_run(monkeypatch):
 @pytest.mark.slow("it imports vLLM: 5 s of CPU")
 @pytest.mark.parametrize("group", ["prefill_fp8", "decode_fp8"])
 def test_vllm_on_the_cpu_cuts_what_it_caches(group):
-    """Its own kernels, in float32, truncate; values rounded to nearest fail."""
+    """vLLM's own CPU kernels truncate float32 values for the cache.
+
+    Values that are rounded to nearest fail."""
     provider = registry.load("vllm-cpu-float32")
     for power in (9, 0, -6):
         problem = case_of(group, lengths=(7, 40), power=power)

@@ -1,5 +1,5 @@
-"""MXFP8 x MXFP4 experts: the provider's own calls, on an emulation of the kernels and with each
-release's arguments."""
+"""MXFP8 x MXFP4 experts: the provider's own calls on an emulation of the kernels, with the
+arguments of each release."""
 
 import ast
 import importlib.util
@@ -128,7 +128,9 @@ class On(Emulation):
     ],
 )
 def test_experts_are_what_an_architecture_has(capability, activations, lacks):
-    """MXFP8 activations if the GPU supports them, BF16 on Hopper; missing ones are NOT_RUN."""
+    """Experts have MXFP8 activations if the GPU supports them, and BF16 activations on Hopper.
+
+    Missing experts are NOT_RUN."""
     provider = EmulatedProvider(On(*capability))
     assert activations in (None, protocol.declaration(provider).activations)
     problem = problems.build(case_of("moe_token_counts", "tokens-5"))
@@ -137,7 +139,9 @@ def test_experts_are_what_an_architecture_has(capability, activations, lacks):
 
 
 def test_an_argument_missing_in_flashinfer_is_not_run():
-    """No known release lacks one; an older one may."""
+    """An argument that FlashInfer does not have makes the test NOT_RUN.
+
+    No known release lacks one, but an older one may."""
     problem = problems.build(case_of("moe_token_counts", "tokens-5"))
     old = Emulation()
     older = Emulation()
@@ -156,7 +160,7 @@ UNSET = object()
 
 
 class OfRelease(Emulation):
-    """The emulation with a release's own arguments."""
+    """The emulation with the arguments of a given release."""
 
     def __init__(self, version: str, functions: dict[str, ast.FunctionDef]) -> None:
         self.version = version
@@ -165,7 +169,7 @@ class OfRelease(Emulation):
 
 
 def behind(function: ast.FunctionDef, call):
-    """Return a function with these arguments that passes its values to `call`."""
+    """Return a function with these arguments that passes their values to `call`."""
     arguments = function.args
     for each in (*arguments.args, *arguments.kwonlyargs):
         each.annotation = None
@@ -191,7 +195,7 @@ def functions_of(site: Path) -> dict[str, ast.FunctionDef]:
 
 
 def arguments_anywhere(site: Path) -> dict[str, set[str]]:
-    """Return the arguments of every function with these names, methods included."""
+    """Return the arguments of every function or method with one of these names."""
     names = {name for name, _ in since()}
     arguments: dict[str, set[str]] = {}
     for file in (site / "flashinfer").rglob("*.py"):
@@ -206,8 +210,10 @@ def arguments_anywhere(site: Path) -> dict[str, set[str]]:
 
 
 def judge_release(site: Path, version: str) -> None:
-    """Run the provider's own code with this release's arguments; return its rows and its
-    sources."""
+    """Run the provider's own code with the arguments of a release.
+
+    Return its rows and its sources.
+    """
     emulation = OfRelease(version, functions_of(site))
     provider = EmulatedProvider(emulation)
     for group, name in (("moe_token_counts", "tokens-33"), ("moe_activation", "no-biases")):

@@ -1,5 +1,7 @@
-"""The provider `flashinfer` calls attention as vLLM does: a module for each kind of cache, queries
-without strides for XQA, and the release's decode kernel."""
+"""The provider `flashinfer` calls attention as vLLM does.
+
+It has a module for each kind of cache, passes queries without strides to XQA, and uses the
+release's decode kernel."""
 
 from unittest import mock
 
@@ -17,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def as_often_as_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each operation twice, as for any provider: these faults occur each time.
+    """Run each operation only twice, because these faults occur each time.
 
     test_kernel_mutants.py has a decode that is wrong in one of sixteen runs.
     """
@@ -49,7 +51,9 @@ def of_name(group: str, name: str) -> problems.Problem:
 
 
 def wrong_of(provider, group: str, names: str = "") -> dict[str, list]:
-    """Return the faults by case, without cases that the provider does not run."""
+    """Return the faults of each case, without cases that the provider does not run.
+
+    The keys are cases."""
     wrong = {}
     for case in kernel_mutants.small(group):
         if names not in case.name:
@@ -83,7 +87,7 @@ def wrong_of(provider, group: str, names: str = "") -> dict[str, list]:
     ],
 )
 def test_a_healthy_gb10_passes(group, release):
-    """One process checks BF16 and FP8 caches, as in a run."""
+    """A healthy GB10 passes. One process checks BF16 and FP8 caches, as in a run."""
     attention = WholeNames if release == "0.7.4" else Attention
     provider = EmulatedProvider(emulation(release, attention=attention))
     if "fp8" in group:
@@ -108,7 +112,9 @@ def test_two_plans_get_two_modules_and_leave_the_engines_alone():
 
 
 def test_a_name_that_tells_caches_apart_is_kept():
-    """From 0.7.4 on, the engine's own module is tested."""
+    """A module name that already depends on the cache is kept.
+
+    From 0.7.4 on, the engine's own module is tested."""
     assert modules_of(WholeNames) == {
         "batch_prefill_attention_sink_bf16_bf16_64_64_swa_True_fa2",
         "batch_prefill_attention_sink_bf16_e4m3_64_64_swa_True_fa2",
@@ -117,7 +123,7 @@ def test_a_name_that_tells_caches_apart_is_kept():
 
 @pytest.mark.parametrize("window", [None, 128])
 def test_the_installed_flashinfer_gets_two_names(window):
-    """0.7.2.post1, by its own class."""
+    """With the class of the installed FlashInfer (0.7.2.post1), the two caches get two names."""
     flashinfer = pytest.importorskip("flashinfer")
     named = []
 
@@ -148,7 +154,8 @@ def test_queries_reach_xqa_contiguous(name):
 @pytest.mark.parametrize("provider", [EmulatedProvider, Fa2Provider])
 @pytest.mark.parametrize("group", ["prefill", "prefill_fp8", "decode", "decode_fp8"])
 def test_packed_keys_and_values_reach_the_kernel_as_two_views(group, provider):
-    """They are halves of one tensor with strides of 2 D, as in vLLM 0.32."""
+    """Packed keys and values reach the kernel as two views, with strides of 2 D, as in vLLM
+    0.32."""
     made = emulation()
     (case,) = (case for case in cases.GROUPS[group] if case.packed)
     assert checks.check(provider(made), problems.build(case)) == []
@@ -166,7 +173,7 @@ def test_the_cache_is_one_tensor_where_it_is_not_packed():
 
 
 class OneViewReadAsDense(Module):
-    """Reads the keys of a packed cache as dense ones."""
+    """A provider that reads the keys of a packed cache as if they were not packed."""
 
     def read(self, part):
         if part.stride(-2) == part.shape[-1]:
@@ -253,7 +260,8 @@ def test_without_sinks_the_wrapper_is_not_run():
 
 
 def test_xqa_of_an_fp8_cache_is_not_run_on_hopper():
-    """Its kernel rounds queries and shares there, which the oracle does not."""
+    """XQA with an FP8 cache is NOT_RUN on Hopper, because its kernel rounds queries and softmax
+    weights there, which the oracle does not."""
     provider = EmulatedProvider(emulation("0.7.4", (9, 0), WholeNames))
     with pytest.raises(NotRun, match=r"mha_sm90\.cu rounds queries and attention weights to E4M3"):
         checks.check(provider, of_name("decode_fp8", "fp8-full-attention-321"))
@@ -266,7 +274,9 @@ def test_fa2_decodes_an_fp8_cache_on_hopper():
 
 
 def test_the_batch_invariant_mode_of_flashinfer_has_no_sm12x():
-    """From the release that has it, it must be tested: a row alone and in a batch."""
+    """FlashInfer's batch-invariant mode does not support SM12x.
+
+    From the release that supports it, it must be tested with a row alone and in a batch."""
     api = pytest.importorskip("flashinfer.gemm.batch_invariant.api")
     classes = {name: archs for name, archs in vars(api).items() if name.endswith("_ARCHS")}
     assert len(classes) >= 4

@@ -1,4 +1,5 @@
-"""`--kernel-provider`: which kernels are tested, and the message if they cannot be."""
+"""The option `--kernel-provider`: which kernels are tested, and the message if they cannot be
+tested."""
 
 import ast
 import functools
@@ -33,7 +34,7 @@ def judged(run) -> list[dict]:
 
 
 def not_run(run_pytest, provider: str, *more: str, **options) -> str:
-    """Return why a provider is not tested."""
+    """Return the reason why a provider is not tested."""
     status, run = run_pytest(*NUMERICS, "--kernel-provider", provider, *more, **options)
     assert status == 5, run.output
     assert {test["verdict"] for test in judged(run)} == {"NOT_RUN"}
@@ -81,7 +82,7 @@ def test_cases_and_plugin_are_there_without_torch():
 
 @pytest.fixture
 def another_build(tmp_path):
-    """An interpreter that imports another build of vLLM, as a user's environment does."""
+    """An interpreter that imports another build of vLLM, as in a user's environment."""
     package = tmp_path / "site" / "vllm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '0.33.0'\n")
@@ -91,7 +92,9 @@ def another_build(tmp_path):
 
 
 def test_it_is_known_of_each_provider_whose_kernels_it_calls():
-    """Otherwise it would run with the suite's packages and not with the engine's."""
+    """Each provider states the packages whose kernels it calls.
+
+    Otherwise, it would run with the suite's packages and not with the engine's."""
     of_nobody = {name for name in registry.NAMES if not registry.packages(name)}
     assert of_nobody == {"torch", "torch-cuda"}
 
@@ -122,7 +125,9 @@ def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
 
 @pytest.mark.slow("a run of all numerics; test_benchmarks.py has such a child")
 def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
-    """The kernels were NOT_RUN if the engine's build was not pytest's."""
+    """The kernels are judged in the engine's interpreter.
+
+    Before, they were NOT_RUN if the engine's build was not that of pytest's environment."""
     log = tmp_path / "seen"
     notes = f'case "$2" in *"kernels import judge"*) echo "$0" >> {log};; esac'
     python = executable(tmp_path / "python", f'{notes}\nexec {sys.executable} "$@"')
@@ -172,7 +177,9 @@ def test_the_unknown_build_of_an_attached_server_is_a_remark(run_pytest, fault_s
 
 
 class OldFlashInfer:
-    """A release's FlashInfer API without kernels: the arguments of the published wheels."""
+    """The FlashInfer API of a release, without kernels.
+
+    The arguments are those of the published wheels."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str, capability=(12, 1)) -> None:
         import torch
@@ -220,8 +227,10 @@ class OldFlashInfer:
 
 
 def test_a_feature_missing_in_an_older_flashinfer_is_not_run(monkeypatch):
-    """0.6.15 has no `sfLayout=`. The reason names the release. Its XQA has no sinks on SM12x, where
-    the sink wrapper decodes."""
+    """A feature that an older FlashInfer lacks is NOT_RUN, and the reason names the release.
+
+    0.6.15 has no `sfLayout=`. Its XQA has no sinks on SM12x, where the sink wrapper decodes
+    instead."""
     old = OldFlashInfer(monkeypatch, "0.6.15.post1")
     with pytest.raises(NotRun, match=r"0\.6\.15\.post1 has no sfLayout= .*0\.6\.16 or newer"):
         old.provider.mxfp4_quantize(old.x)
@@ -236,7 +245,9 @@ def test_a_feature_missing_in_an_older_flashinfer_is_not_run(monkeypatch):
 
 
 def test_a_kernel_that_raises_is_a_failure(monkeypatch):
-    """A TypeError, too, because the release has the called function."""
+    """A kernel that raises is a failure.
+
+    This includes a TypeError, because the release has the called function."""
     new = OldFlashInfer(monkeypatch, "0.6.16")
     with pytest.raises(TypeError, match="expected a tensor on a GPU"):
         new.provider.mxfp4_quantize(new.x)
@@ -245,7 +256,7 @@ def test_a_kernel_that_raises_is_a_failure(monkeypatch):
 
 
 def test_every_argument_of_the_installed_flashinfer_is_there():
-    """The names that the provider calls exist in the real package."""
+    """Every argument name that the provider passes exists in the real, installed FlashInfer."""
     folder = Path(importlib.util.find_spec("flashinfer").origin).parent
     texts = [file.read_text("utf-8") for file in folder.rglob("*.py")]
     defining = [text for text in texts if any(f"def {name}(" in text for name, _ in since())]
@@ -334,6 +345,7 @@ def test_undefined_results_of_an_operator_are_returned():
 
 @pytest.mark.parametrize("provider", [FlashInferProvider, vllm_cuda.VllmProvider])
 def test_attention_is_as_deterministic_with_an_fp8_cache(provider):
-    """A difference of bits is a failure in both, since the same kernel computes both."""
+    """Attention must be as deterministic with an FP8 cache as with BF16, because the same kernel
+    computes both."""
     for with_fp8, plain in protocol.PLAIN.items():
         assert (with_fp8 in provider.deterministic) == (plain in provider.deterministic)

@@ -1,4 +1,6 @@
-"""Which kernels of the path were tested; untested ones are reported and get no certificate."""
+"""The kernels of the path must be tested.
+
+Kernels that were not tested are reported, and prevent a certificate."""
 
 import itertools
 
@@ -76,7 +78,9 @@ def of(file: VerdictFile, operation: str) -> list[ServedKernel]:
 
 
 def test_the_provider_follows_what_a_gb10_logs(of_log):
-    """Marlin and Triton were tested whatever the server used."""
+    """The provider depends on the kernels that a GB10 logs.
+
+    Before, Marlin and Triton were always tested."""
     assert providers(of_log(TRITON_ATTN, MARLIN)) == dict.fromkeys(NEEDED, "vllm")
     with_flashinfer = providers(of_log(FLASHINFER, XQA, MARLIN))
     assert with_flashinfer["fused_moe"] == "vllm"
@@ -175,7 +179,10 @@ def test_an_operation_without_a_kernel_on_the_path_is_inapplicable(of_log):
     ],
 )
 def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider):
-    """PyTorch was tested instead."""
+    """On the CPU, each kernel has a provider of its precision.
+
+    Before, PyTorch was tested instead.
+    """
     path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype=dtype)
     assert providers(path, "cpu") == dict.fromkeys(NEEDED, provider)
 
@@ -317,7 +324,7 @@ def test_shards_judge_the_kernels_together(of_log):
 
 
 def certified(*tests: TestReport, levels: tuple[str, ...] = ("kernel",)) -> VerdictFile:
-    """Return a run on the CPU with these tests that requested its certificate."""
+    """Return a run on the CPU with these tests for which a certificate was requested."""
     path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype="float32")
     file = run(path, *tests, arch="cpu")
     judging = profile.load("cpu-tiny-gpt-oss").judging()

@@ -1,5 +1,4 @@
-"""The state of the machine: each defect is found, a healthy machine is QUALIFIED, nothing is
-guessed."""
+"""Each defect of the machine is found, a healthy machine is QUALIFIED, and nothing is guessed."""
 
 import pytest
 
@@ -164,7 +163,7 @@ def test_each_defect_degrades_the_box(fields, why):
     ],
 )
 def test_readings_give_a_state(profile_of, before, after, load_during, state, why):
-    """The state by a profile's requirements and two readings."""
+    """The state of the machine follows from a profile's requirements and two readings."""
     required = profile_of and profile.load(profile_of).box
     readings = (fields if fields is None else reading(**fields) for fields in (before, after))
     judgement = box_judgement.judge_machine(required, *readings, load_during=load_during)
@@ -230,7 +229,10 @@ def test_others_during_the_measurements_are_the_remedy():
     ],
 )
 def test_a_machine_that_became_faster_refutes_no_pass(before, after, refuted):
-    """What passed on the slower machine passes on the faster one; what failed may pass."""
+    """If the machine became faster, a PASS stays valid.
+
+    A test that passed on the slower machine passes on the faster one; a test that failed may pass.
+    """
     judgement = box_judgement.judge_machine(GB10, reading(**before), reading(**after))
     assert judgement.refuted == {*refuted}
     assert (judgement.state is BoxState.DEGRADED) == bool(refuted), "no baseline for later runs"
@@ -288,7 +290,9 @@ def test_healthy_gb10s_are_qualified(published):
     ],
 )
 def test_a_capped_clock_is_reported_with_its_share(clock, share):
-    """On a qualified machine: `nvidia-smi -lgc 0,2200` slows every rate slightly."""
+    """On a qualified machine, a capped clock is reported with its share.
+
+    `nvidia-smi -lgc 0,2200` slows every rate slightly."""
     capped = reading(sm_clock_mhz=clock)
     state, reason = judged(GB10, capped, capped)
     assert state is BoxState.QUALIFIED and ("the SM clock is capped" in reason) is bool(share)

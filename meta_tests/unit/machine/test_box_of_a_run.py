@@ -1,4 +1,5 @@
-"""The box in whole runs: when it is read, and the effect of a DEGRADED one on the rates."""
+"""In whole runs, the machine's state is read at the right times, and a DEGRADED machine affects the
+rates."""
 
 import json
 
@@ -38,7 +39,7 @@ IMPOSSIBLE = {"bandwidth_gb_s": '{ value = 1e6, source = "nobody" }'}
 
 @pytest.mark.slow("two runs that measure the machine; test_box.py asks in this process")
 def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
-    """Timed metrics are INCONCLUSIVE; counted ones stand."""
+    """On a DEGRADED machine, timed metrics are INCONCLUSIVE, and counted metrics stay valid."""
     status, file, run = on_a_box(SAMPLES, **EASY, roofline_tolerance=100)
     assert status == 0, run.output
     assert file["box"]["state"] == "QUALIFIED", file["box"]
@@ -71,7 +72,8 @@ TWO = SAMPLES | {"pp2048@d0": [900.0, 901.0, 899.0, 900.5, 900.2]}
     ],
 )
 def test_the_box_is_read_when_the_last_measuring_level_ends(on_a_box, slow_in, verdict, state):
-    """Later changes of the machine do not affect the numbers."""
+    """The machine is read when the last measuring level ends, because later changes of the machine
+    do not affect the numbers."""
     least = {"bandwidth_gb_s": '{ value = 50.0, source = "the test" }'}
     plugin = ("-p", "meta_tests.whole.scenarios.scripted_box")
     _, file, run = on_a_box(

@@ -1,4 +1,5 @@
-"""How a box is read: clocks, power limit, other processes, and another node's box."""
+"""How the machine's state is read: clocks, power limit, other processes, and the state of another
+node."""
 
 import ctypes
 import json
@@ -22,7 +23,9 @@ from sm121.machine import box, stream_bandwidth
 
 
 def test_a_power_cap_is_read_under_load(monkeypatch):
-    """NVML reads the cap during matrix products; a GB10's N/A becomes null."""
+    """A power cap is read under load.
+
+    NVML is queried during matrix products, and a GB10's "N/A" becomes null."""
     import pynvml
 
     clocks = iter([2400, 1900, 1890, 1910, 1905])
@@ -125,7 +128,7 @@ def test_the_subcommand():
 
 
 class Gpu:
-    """torch on a GPU whose speed depends on the time since its work began."""
+    """A torch on a GPU whose speed depends on the time since its work began."""
 
     bfloat16 = None
 

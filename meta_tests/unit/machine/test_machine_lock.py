@@ -1,4 +1,7 @@
-"""Several runs on one machine: one measures, and a second measuring run is refused."""
+"""If there are several runs on one machine, only one measures.
+
+A second measuring run is refused.
+"""
 
 import os
 import re

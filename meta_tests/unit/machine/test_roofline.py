@@ -1,4 +1,4 @@
-"""The roofline agrees with the published arithmetic, and finds impossible rates."""
+"""The roofline agrees with the published arithmetic, and detects impossible rates."""
 
 from types import SimpleNamespace
 
@@ -22,8 +22,10 @@ BUILD = "0.14.0+mxfp4"
 
 
 def test_bytes_per_token_of_gpt_oss_120b():
-    """5.003 GB with attention and head in BF16, 2.749 GB with all layers in MXFP4 (computed
-    independently from the checkpoint's tensors)."""
+    """gpt-oss-120b reads 5.003 GB per token with attention and head in BF16, and 2.749 GB with all
+    layers in MXFP4.
+
+    Both were computed independently from the checkpoint's tensors."""
     read = roofline.traffic(GPT_OSS, depth=0, formats=roofline.formats(GPT_OSS))
     assert read.total == pytest.approx(5.003e9, rel=1e-3)
     assert read.experts == pytest.approx(1.906e9, rel=1e-3)
@@ -34,7 +36,7 @@ def test_bytes_per_token_of_gpt_oss_120b():
 
 
 def ceiling(bandwidth: float, tolerance: float, depth: int = 0) -> roofline.Ceiling:
-    """Return the highest rate of gpt-oss-120b with attention and head in BF16."""
+    """Return the highest possible rate of gpt-oss-120b with attention and head in BF16."""
     read = roofline.traffic(GPT_OSS, depth=depth, formats=roofline.formats(GPT_OSS))
     return roofline.Ceiling(read, bandwidth, tolerance=tolerance)
 
@@ -71,7 +73,7 @@ def test_a_model_that_is_not_known_has_no_ceiling():
 
 
 def quantised(*arguments: str, **shown: object) -> roofline.Formats | None:
-    """Return the bytes that a server with the GB10 profile's [kernel_path] reads."""
+    """Return the bytes that a server with the [kernel_path] of the GB10 profile reads."""
     path = KernelPath(**shown)
     return roofline.served(GPT_OSS, arguments, GB10.kernel_path, path)
 
@@ -178,7 +180,9 @@ def measured(
     model="openai/gpt-oss-120b", **other
 ):  # fmt: skip
     """Return a rate on a GB10 with this bandwidth: its metric, the gate's decision, and the
-    remarks. `other`: the server's kernel path; `more`: its further arguments."""
+    remarks.
+
+    `other` is the server's kernel path, and `more` contains further arguments of the server."""
     of = GB10.judging(named, identity)
     remarks = []
     started = {of.under_test: SimpleNamespace(arguments=other.pop("more", ()))}
@@ -371,8 +375,11 @@ def measured(
 def test_a_rate_is_held_against_the_bound_of_what_it_reads(
     rate, options, read, verdict, says, remark
 ):
-    """52 tok/s were required of machines that allow 42 to 45, without a message. `read`: bytes per
-    token, the bound in tok/s, and the share of it; `says`: why no gate can be reached."""
+    """A rate is compared with the bound for the bytes that the server reads.
+
+    52 tok/s were required of machines that allow 42 to 45, without a message. `read` contains the
+    bytes per token, the bound in tok/s, and the share of the bound; `says` is the reason why no
+    gate can be reached."""
     metric, text, remarks = measured(rate, **options or {})
     assert [metric.bytes_per_token, metric.bound, metric.roofline] == [*read]
     assert metric.verdict == verdict and bool(text) == (verdict != "PASS")
@@ -402,7 +409,9 @@ def test_a_release_below_the_gate_is_also_compared_with_releases(rate, named, se
 
 @pytest.mark.parametrize("model", ["openai/gpt-oss-120b", "default", "canary"])
 def test_no_name_of_an_attached_model_raises_the_bound(model):
-    """A small model under an uninformative name is too fast for the profile's model."""
+    """The name of an attached model does not raise the bound.
+
+    A small model with an uninformative name is too fast for the profile's model."""
     metric, text, _ = measured(300.0, managed=False, model=model)
     assert metric.verdict == "INVALID" and "above_roofline" in text
     metric, text, _ = measured(45.0, managed=False, model=model)
@@ -421,7 +430,7 @@ def test_a_gate_above_the_bound_is_reported_without_a_better_configuration():
 
 
 def unreachable(target: profile.Profile) -> list[str]:
-    """Return gates of configurations, selected by name, that no healthy machine can reach."""
+    """Return those gates of configurations, selected by name, that no healthy machine can reach."""
     config = roofline.read_config(target.model.id)
     lines = []
     for name, each in configurations.judged(target) if config is not None else ():

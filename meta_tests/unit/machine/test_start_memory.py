@@ -1,4 +1,5 @@
-"""The forecast of a start's memory, from headers, agrees with published starts and refusals."""
+"""The forecast of a start's memory, computed from headers, agrees with published starts and
+refusals."""
 
 import json
 import subprocess
@@ -63,7 +64,8 @@ def test_a_cache_holds_the_published_tokens(row):
 
 
 def weights_of(row, gpt_oss):
-    """Return the weights in GiB: parameters times bytes, or those of a configuration."""
+    """Return the size of the weights in GiB: parameters times bytes, or the weights of a
+    configuration."""
     if "weights" in row:
         return row["weights"] / row.get("parallel", 1) / GIB
     served = None
@@ -77,7 +79,8 @@ def weights_of(row, gpt_oss):
 
 @pytest.mark.parametrize("row", by_source("start"))
 def test_a_start_leaves_what_was_published(row, gpt_oss):
-    """Within 5 % of the start's memory, except for two small GPUs."""
+    """The free memory after a start is forecast within 5 % of the start's memory, except for two
+    small GPUs."""
     memory = MachineMemory(row["total_gib"], row["total_gib"], row["total_gib"], 0.0)
     start = replace(START, utilisation=row["utilisation"])
     forecast = MemoryForecast(start, memory, weights_of(row, gpt_oss), None)
@@ -91,7 +94,9 @@ def test_a_start_leaves_what_was_published(row, gpt_oss):
 
 @pytest.mark.parametrize("row", by_source("held_out"))
 def test_a_start_with_which_the_range_was_not_chosen(row):
-    """The errors on docs/plans.md: those of the other starts are too small."""
+    """The errors on docs/plans.md are those of a start that was not used to choose the range.
+
+    The errors of the other starts are smaller."""
     total = row["total_gib"]
     start = replace(START, utilisation=row["utilisation"])
     memory = MachineMemory(total, total, total, 0.0)
@@ -258,7 +263,7 @@ def test_a_length_may_have_a_unit(text, length, gpt_oss):
 
 @pytest.mark.parametrize("text", ["auto", "-1"])
 def test_a_length_that_fits_has_no_tokens_in_the_forecast(text, gpt_oss):
-    """vLLM takes the longest context that fits."""
+    """If vLLM takes the longest context that fits, the forecast contains no number of tokens."""
     start = StartArguments.of(["--max-model-len", text], gpt_oss)
     idle = replace(GB10, free=GB10.total, available=GB10.total)
     (line,) = start_memory.lines(start_memory.forecast(gpt_oss, start, idle))
@@ -317,7 +322,8 @@ def test_weights_and_cache_are_divided_by_the_short_option_too(gpt_oss):
 
 @pytest.mark.parametrize("option", ["--quantization", "-q"])
 def test_quantising_while_loading_is_not_forecast(option, gpt_oss, tmp_path):
-    """A checkpoint that is quantised already can only be served in its own format."""
+    """Quantising while loading is not forecast for a checkpoint that is quantised already, because
+    it can only be served in its own format."""
     StartArguments.of([option, "mxfp4"], gpt_oss)
     plain = inspection.of_folder(checkpoints.load("Qwen/Qwen3-8B").write(tmp_path))
     with pytest.raises(Sm121Error, match=f"{option} fp8 on the memory is unknown"):

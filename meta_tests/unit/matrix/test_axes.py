@@ -1,4 +1,4 @@
-"""Axes, covering arrays and bad input; cells on servers that were started before."""
+"""Axes, covering arrays and wrong input; cells are also examined on servers that already run."""
 
 import functools
 import itertools
@@ -63,7 +63,7 @@ def array_of(number: int, strength: int) -> covering.Array:
 
 
 def counted(space: Space, cells: list[dict[str, str]], strength: int) -> tuple[int, int]:
-    """Return the allowed combinations and those that occur, by the full product."""
+    """Return the allowed combinations and those that occur, both from the full product."""
     every = [*itertools.combinations(space.axes, strength)]
     allowed, occurring = (
         {tuple((a, cell[a]) for a in names) for names in every for cell in some}
@@ -141,7 +141,7 @@ def test_options_of_a_build_apply_to_no_release():
 
 
 def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
-    """`options`: what its parser accepts; None: ``sm121 matrix`` without an engine."""
+    """`options` are what its parser accepts. None is ``sm121 matrix`` without an engine."""
     unknown = "0.1.dev16581+g0a1b2c3"
     options = {"--attention-backend", "--kv-cache-dtype", "--enforce-eager", "--load-format"}
     older = Space(SM121, "vllm", unknown, options=options)
@@ -154,12 +154,12 @@ def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
 
 
 def with_axes(more: str) -> Space:
-    """Return the CPU's axes and rules, with further ones."""
+    """Return the axes and rules of the CPU, with additional ones."""
     return Space(load_text(SHIPPED["cpu"] + more, "mine.toml"), "vllm", "0.32.0")
 
 
 def test_a_rule_about_an_axis_without_a_choice_counts():
-    """The axis is at its baseline, and combinations with that value are excluded."""
+    """The axis stays at its baseline, and combinations with that value are excluded."""
     space = with_axes(text_file("axis-without-a-choice.toml"))
     assert "only" not in space.axes and space.fixed["only"] == "here"
     assert not space.allowed((("dtype", "bfloat16"), ("seqs", "1")))
@@ -290,7 +290,7 @@ def test_a_value_that_the_log_does_not_show_is_a_fallback(value):
 
 
 def test_a_setting_has_evidence_of_its_own():
-    """The same value on another engine is proven by another line."""
+    """On another engine, another log line proves the same value."""
     vllm, sglang = SPACES[2], SPACES[4]
     assert vllm.settings["prefix"]["off"].expected.path == {"prefix_caching": "False"}
     assert sglang.settings["prefix"]["off"].expected.must_see == (
@@ -305,7 +305,7 @@ STARTED = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
 
 
 def examiner(tmp_path: Path, alive) -> examine.Examiner:
-    """Return an examiner whose checks pass up to the performance sample."""
+    """Return an examiner whose checks pass until the performance sample."""
     cpu = profile.load("cpu-tiny-gpt-oss")
     endpoint = Endpoint("http://127.0.0.1:1", "", "canary")
     server = Server(endpoint, True, "vllm", None, None, None, 1.0)
@@ -350,7 +350,7 @@ def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
 
 
 def attached_run(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:
-    """A run with a server that can start no other; nothing watches whether it lives."""
+    """A run with an attached server. It cannot start others, and nothing watches the server."""
     run = stand_in(
         aborted=None, pool=None, life=None, file=SimpleNamespace(fingerprint=None),
         by_name={}, directory=directory, profile=settings, attached=server,
@@ -363,7 +363,7 @@ def attached_run(directory: Path, settings: profile.Profile, server: Server) -> 
 
 @pytest.fixture
 def serve_cell(tmp_path):
-    """Start ``matrix_engine.py`` with a cell's arguments; yield its address and its log."""
+    """Start ``matrix_engine.py`` with a cell's arguments, and yield its address and its log."""
     started = []
 
     def serve(*arguments: str) -> tuple[str, Path]:
@@ -392,7 +392,7 @@ def attached_level(directory, settings, serve_cell, *arguments, baseline=None, l
 
 
 def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_cell):
-    """A URL is the baseline, and another one a cell, as far as its log shows."""
+    """One URL is the baseline, and another one a cell, if its log shows the cell's values."""
     settings, half = profile.load(str(matrix_profile)), ("--window", "half")
     first = attached_level(tmp_path / "first", settings, serve_cell)
     record = first.examine(first.plan.cells[0])
@@ -423,7 +423,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     calls: list[str] = []
 
     class Once:
-        """Fails at its first start."""
+        """An engine that fails only at its first start."""
 
         stopped = None
         launch = SimpleNamespace(pids_when_ready=frozenset(), log=tmp_path / "server.log")
@@ -487,7 +487,7 @@ def test_a_value_may_need_a_flag_of_the_cpu(monkeypatch, flags):
 )
 @pytest.mark.parametrize("cell", [{"kv": "fp8"}, {"kv": "fp8", "graphs": "compiled"}, {}])
 def test_a_value_may_ask_for_the_oracle(tmp_path, monkeypatch, wrong, cell):
-    """A value that rounds is compared with the oracle with that rounding; other values are not."""
+    """A value that changes the rounding is compared with the oracle; other values are not."""
     monkeypatch.setattr("sm121.matrix.space.cpu_flags", lambda: "avx512f")
     agrees = Mock(return_value="off by 1e-5 nats", side_effect=wrong)
     monkeypatch.setattr(examine.oracle, "agrees", agrees)

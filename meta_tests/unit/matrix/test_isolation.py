@@ -1,4 +1,7 @@
-"""The smallest failing sets of values, and their report, without starting a server."""
+"""The smallest failing sets of values are found and reported.
+
+No server is started in these tests.
+"""
 
 import itertools
 import random
@@ -28,12 +31,12 @@ def record(space: Space, cell: dict[str, str], outcome: CellOutcome, isolating=F
 
 
 def ended(outcome: CellOutcome, isolating: bool = False, **values: str) -> CellRecord:
-    """Return a cell of `SPACE`: the baseline with these values."""
+    """Return a cell of `SPACE` that differs from the baseline in these values."""
     return record(SPACE, {**SPACE.baseline, **values}, outcome, isolating)
 
 
 class Engine:
-    """An engine with injected faults that counts the cells run to isolate them."""
+    """An engine with injected faults. It counts the cells that were run to isolate them."""
 
     def __init__(self, space: Space, faults: dict[axes.Choice, CellOutcome]) -> None:
         self.space = space
@@ -61,13 +64,14 @@ class Engine:
 
 
 def unisolated(records: list[CellRecord]) -> list[isolation.FailingSet]:
-    """Return the message if no further cell can run."""
+    """Return the message if no further cell can be run."""
     return isolation.smallest(SPACE, records, lambda _cell: None)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_planted_sets_are_found_exactly(seed):
-    """One or two faults of one or two values each are found and confirmed, and no other set."""
+    """One or two injected faults, of one or two values each, are found and confirmed, and no other
+    set."""
     generator = random.Random(seed)
     space = SPACES[generator.choice([0, 2, 3])]
     faults: dict[axes.Choice, CellOutcome] = {}
@@ -120,7 +124,7 @@ def test_a_failed_baseline_is_the_only_failing_set():
 
 
 def again_as(*outcomes, **changed):
-    """Return the set of a failed cell whose further starts have these outcomes."""
+    """Return the failing set of a cell whose further starts have these outcomes."""
     ends = itertools.chain(outcomes, itertools.repeat(outcomes[-1]))
 
     def again(cell):
@@ -150,7 +154,9 @@ def test_a_failure_that_does_not_recur_is_no_failing_set(outcome, says, changed)
 
 
 def test_a_second_start_that_fails_otherwise_may_be_the_last():
-    """It clears every set of the first failure, and no time is left to try one alone."""
+    """A second start that fails differently may be the last one.
+
+    It clears every set of the first failure, and no time is left to try a set alone."""
     one = again_as(SLOWER, None, graphs="compiled", seqs="1")
     assert not one.confirmed and one.choice == (("graphs", "compiled"),)
 
@@ -176,7 +182,9 @@ def test_a_second_start_that_fails_otherwise_may_be_the_last():
     ],
 )
 def test_a_part_with_another_outcome_is_named(of_part, of_pair, sets):
-    """INVALID alone is no evidence that it passes alone; neither is another failure."""
+    """If a part of the set has another outcome, it is reported.
+
+    Neither INVALID nor another failure shows that the part passes alone."""
     pair = {"spec": "ngram", "load": "eager"}
     engine = Engine(SPACE, {(("load", "eager"),): of_part, tuple(pair.items()): of_pair})
     isolated = engine.isolated(engine.records({}, {"spec": "ngram"}, pair))

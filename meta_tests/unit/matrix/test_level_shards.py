@@ -1,4 +1,4 @@
-"""The parts of a run give the whole run."""
+"""The shards of a run together give the whole run."""
 
 import json
 import math
@@ -155,7 +155,8 @@ def test_starts_to_compare_with_are_counted():
 
 
 def test_an_infinite_difference_of_answers_is_null_in_matrix_json(tmp_path, monkeypatch):
-    """JSON has no infinite numbers."""
+    """An infinite difference of answers is null in matrix.json, because JSON has no infinite
+    numbers."""
     agreement = TokenAgreement((math.inf,), (False,), (math.nan,), 0, None)
     change = GoldenComparison({"p": agreement}, ())
     monkeypatch.setattr(golden, "compare", lambda *_arguments: change)
@@ -192,7 +193,8 @@ class Examiner:
 
 
 def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None) -> MatrixLevel:
-    """A level whose baseline has ended, with a cell whose compiled graphs fail."""
+    """A level whose baseline has been examined, with a cell that fails because of compiled
+    graphs."""
     cpu = profile.load("cpu-tiny-gpt-oss")
     cpu = cpu.model_copy(update={"test_timeout_s": {"matrix": limit_s}})
     configuration = ServerConfiguration("n", "vllm", "python", "m", "canary")
@@ -226,7 +228,8 @@ def test_isolating_ends_before_the_tests_time_does(tmp_path):
 
 @pytest.mark.parametrize("changed", [{"obstacle": "the GPU fell"}, {"limit_s": 17.0}])
 def test_nothing_is_started_where_nothing_can_be_trusted_or_no_time_is_left(tmp_path, changed):
-    """15 s are reserved for the end of the test, and a cell takes 3 s."""
+    """If no result can be trusted, or no time is left, nothing is started. 15 s are reserved for
+    the end of the test, and a cell takes 3 s."""
     run = level(tmp_path, **changed)
     with pytest.raises(AssertionError, match="not isolated"):
         run.isolate()
@@ -237,7 +240,10 @@ def test_nothing_is_started_where_nothing_can_be_trusted_or_no_time_is_left(tmp_
 
 
 def test_a_resumed_level_examines_what_has_no_outcome_and_the_baseline(tmp_path):
-    """The baseline of the killed process is a cell; the other one is only for comparison."""
+    """A resumed level examines the cells without an outcome, and the baseline again.
+
+    The baseline of the killed process is a cell in the result. The new one is only for comparison.
+    """
     run = level(tmp_path)
     run._examiner.baseline = None
     for event in (CellExamined(ended(CellOutcome.NOT_RUN, seqs="1")), Resumed([])):
@@ -253,7 +259,9 @@ def test_a_resumed_level_examines_what_has_no_outcome_and_the_baseline(tmp_path)
 
 
 def test_a_shard_whose_matrix_cannot_be_read_is_refused(tmp_path):
-    """Otherwise FEATURE_MATRIX.md would lack its cells without a message."""
+    """A shard whose matrix cannot be read is refused.
+
+    Otherwise, FEATURE_MATRIX.md would lack its cells without a message."""
     wrote(tmp_path, "part", "{ half")
     with pytest.raises(UsageError, match=r"the matrix in part cannot be read"):
         merging.write_matrix(tmp_path, ["part"])

@@ -1,4 +1,4 @@
-"""Axes that a profile leaves out of its matrix, with a reason."""
+"""A profile may leave axes out of its matrix, with a reason."""
 
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 
 
 def starts_of(name: str, axes_file: str | None, strength: str = "1") -> list[str]:
-    """Return the values of graphs in the cells of a profile, on vLLM 0.32."""
+    """Return the values of the axis graphs in the cells of a profile, on vLLM 0.32."""
     chosen = profile.load(name)
     space = plan.space_of(chosen, axes_file, "vllm", "0.32.0")
     cells = plan.make_plan(chosen, space, strength=strength).cells
@@ -50,7 +50,9 @@ def test_only_a_profile_of_a_cpu_leaves_out_an_axis(name):
 
 
 def test_an_engine_without_axes_has_no_cells_unless_somebody_asks():
-    """`--arch sm121 --engine sglang` was refused because of a strength that nobody had given."""
+    """An engine without axes has no cells unless the user requests them.
+
+    `--arch sm121 --engine sglang` was refused because of a strength that nobody had given."""
     chosen = profile.load("cpu-tiny-gpt-oss")
     space = plan.space_of(chosen, None, "sglang")
     assert not space.axes
@@ -68,7 +70,9 @@ def test_an_unknown_axis_cannot_be_left_out():
 
 @pytest.mark.parametrize("strength", ["9", "99"])
 def test_no_cells_are_computed_on_a_machine_that_examines_none(monkeypatch, strength):
-    """`pytest -m sm121 --plan full --matrix=9` without a GPU was silent for 20 s."""
+    """No cells are computed on a machine that examines none.
+
+    `pytest -m sm121 --plan full --matrix=9` without a GPU was silent for 20 s."""
     monkeypatch.delattr(covering, "build")
     chosen = profile.load("sm121-gpt-oss-120b")
     settings = Settings(target=GivenTarget(profile=chosen))

@@ -1,4 +1,5 @@
-"""The result of a gate's decision if box, samples or clock do not allow it."""
+"""The result of a gate's decision if the machine, the samples or the timestamps do not allow a
+decision."""
 
 import pytest
 
@@ -23,7 +24,7 @@ def conclude(
     refuted: frozenset[Verdict] = frozenset(),
     clock: str | None = None,
 ) -> tuple[Verdict, str]:
-    """Return the verdict on twenty rounds of a rate, and its reason."""
+    """Return the verdict on twenty rounds of a rate, and the reason."""
     name = "tg32@d0" if required is None else required.metric
     unit = "tok/s" if required is None else required.unit
     samples = [rate + 0.01 * (number % 3) for number in range(20)]

@@ -1,4 +1,4 @@
-"""The distributions of gates and intervals agree with scipy's."""
+"""The distributions that gates and intervals use agree with scipy's."""
 
 import bisect
 

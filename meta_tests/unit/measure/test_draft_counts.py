@@ -1,4 +1,5 @@
-"""Speculative decoding: the arithmetic of drafted and sampled tokens, and the canary's drafter.
+"""Speculative decoding: how drafted and sampled tokens are counted, and the canary's drafter.
+
 `speculation_faults.py` has the faults (`make catalogues`)."""
 
 import re
@@ -66,7 +67,8 @@ def test_drafted_tokens_between_two_readings():
     ids=["as on a GB10 where the rate was halved", "never", "as expected"],
 )
 def test_a_drafter_that_is_not_accepted_misses_its_gate(accepted, verdict):
-    """31 % of three drafts were accepted at 14 tok/s; 60 to 70 % are expected."""
+    """A drafter of which 31 % of three drafts are accepted (14 tok/s) misses its gate; 60 to 70 %
+    are expected."""
     gates = profile.load("sm121-gpt-oss-120b").judging("eagle3-short", "0.33.0").performance.gates
     required = next(each for each in gates if each.metric == "accepted_length")
     recorded = []
@@ -77,7 +79,9 @@ def test_a_drafter_that_is_not_accepted_misses_its_gate(accepted, verdict):
 
 
 def test_samples_may_be_off_by_chance_and_no_further():
-    """At a chance of one in a million, 400 fair coins may have 56 heads more or less."""
+    """Samples may differ by chance, but not more.
+
+    With a chance of one in a million, 400 fair coins may have 56 heads more or less."""
     allowed = expected_samples.allowed(100.0, 1e-6)
     assert 50.0 < allowed < 65.0
     assert allowed > 4.9 * 100.0**0.5, "as far as five standard deviations"

@@ -1,4 +1,4 @@
-"""Gates and intervals have their documented error rates, by simulation with a fixed seed."""
+"""Gates and intervals have their documented error rates, in a simulation with a fixed seed."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ def normal(generator, level, noise, count):
 
 
 def skewed(generator, level, noise, count):
-    """Return rounds with their median at the level and a long slow tail."""
+    """Return rounds with their median at the level, and a long tail of slow rounds."""
     return level / np.exp(noise * (generator.exponential(1.0, count) - math.log(2)))
 
 
@@ -31,7 +31,7 @@ def stalls(generator, level, noise, count):
 
 
 def decide_as_a_run_does(samples, bound: int) -> tuple[Verdict, int]:
-    """Add a few rounds each time, until there is a decision."""
+    """Add a few rounds each time, until the gate decides."""
     at = gate.FIRST_LOOK
     while (decision := gate.decide(list(samples[:at]), RATE, maximum_rounds=bound)) is None:
         at = gate.next_look(at, bound)
@@ -54,7 +54,9 @@ def test_one_percent_away_with_two_percent_noise_errs_in_one_of_a_hundred(draw, 
 
 @pytest.mark.parametrize("bound", [10, 30, 80])
 def test_repeated_looks_do_not_add_up_even_at_the_threshold_itself(bound):
-    """For any noise: at the threshold both decisions are wrong, and both are rare."""
+    """Repeated looks do not add up their errors, even at the threshold itself.
+
+    This holds for any noise. At the threshold, both decisions are wrong, and both are rare."""
     for noise in (0.001, 0.02):
         count, _ = simulate(normal, 0.0, noise, bound=bound, runs=600)
         decided = count[Verdict.PASS] + count[Verdict.FAIL]
@@ -62,8 +64,8 @@ def test_repeated_looks_do_not_add_up_even_at_the_threshold_itself(bound):
 
 
 def test_a_gate_without_shared_error_errs_more_often():
-    """The simulation has power: a gate that stops at the first plain 95 % interval errs far more
-    often."""
+    """A gate that stops at the first plain 95 % interval errs far more often, so the simulation can
+    detect such a gate."""
 
     def decides(samples) -> bool:
         intervals = (statistics.estimate(samples[:at]) for at in range(6, 61))
@@ -103,7 +105,9 @@ def test_calls_after_every_round_do_not_add_errors():
 
 @pytest.mark.parametrize("name", [name for name, _, bound in gate_errors.NOISES if bound])
 def test_correlated_noise_is_decided_wrongly_in_at_most_2_percent(name):
-    """A sample of docs/tables/gate-errors.md, with three standard errors because of the few
+    """With correlated noise, at most 2 % of the decisions are wrong.
+
+    This is a sample of docs/tables/gate-errors.md, with three standard errors because of the few
     runs."""
     runs = 150
     noises = {name: noise for name, noise, _ in gate_errors.NOISES}
@@ -114,7 +118,9 @@ def test_correlated_noise_is_decided_wrongly_in_at_most_2_percent(name):
 
 
 def test_the_gate_decides_on_servers_without_correlated_rounds():
-    """A gate that never decides would satisfy the other simulations."""
+    """For servers without correlated rounds, the gate decides.
+
+    A gate that never decides would satisfy the other simulations."""
     steady = gate_errors.independent(0.005)
     wandering = gate_errors.autoregressive(0.95, 0.003)
     assert gate_errors.at_distance(steady, 0.02, 100)[Verdict.PASS] == 100
@@ -134,7 +140,9 @@ def test_rounds_that_were_left_out_count_with_what_they_may_have_been():
 
 
 def test_leaving_rounds_out_favours_neither_side():
-    """Dropped late rounds would pass a slow server; counted by their bounds, they do not."""
+    """Excluding rounds favours neither decision.
+
+    If late rounds were only dropped, a slow server would pass; with their bounds, it does not."""
     late = next(item for item in gate_errors.LATENESS if "slow" in item.name)
     slow = 52 * (1 - gate_errors.DISTANCE)
     forgotten = gate_errors.left_out(late, slow, 0.3, 60, count_them=False)
@@ -208,7 +216,8 @@ def test_the_grade_is_what_the_whole_interval_reaches(level, grade):
     ],
 )
 def test_a_time_is_decided_by_its_rounds(metric, samples, rounds, verdict):
-    """A failed round counts as the worst; a single value decides alone."""
+    """For a time, a failed round counts as the worst one, and a single value is sufficient for a
+    decision."""
     at_most = 300 if metric == "startup_s" else 1000
     chosen = Gate(metric=metric, unit="ms", at_most=at_most, source="the plan")
     decision = gate.decide(samples, chosen, maximum_rounds=rounds)
@@ -233,7 +242,7 @@ def tail(samples, bound=None):
     ],
 )
 def test_a_tail_is_decided_by_its_requests(within, beyond, value, bound, verdict):
-    """--percentiles sends requests up to its limit."""
+    """A percentile is decided by its requests. --percentiles sends requests up to its limit."""
     decision = tail([500.0] * within + [value] * (beyond or 0), bound)
     assert (decision and decision.verdict.value) == verdict, decision and decision.reason
 

@@ -1,4 +1,4 @@
-"""Each metric is one class with its definition, and a new metric is one new file."""
+"""Each metric is one class with its definition, and a new metric needs only one new file."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ def one_file_more(tmp_path, monkeypatch):
 
 
 def cell() -> cells.MeasuredCell:
-    """Three answers of eight tokens, 10 ms apart, with one gap of 25 ms."""
+    """A cell with three answers of eight tokens, 10 ms apart, with one gap of 25 ms."""
     plan = Plan(4, (8,), (0,), Measuring(rounds=3))
     server = SimpleNamespace(plan=plan, invalid=[], unproven=[], slots=None)
     measured = cells.MeasuredCell(server, 0)

@@ -1,4 +1,4 @@
-"""Reasons against a number, and missing data of a server, in the words of each check."""
+"""Reasons why a number is invalid, and missing data of a server, with the text of each check."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from sm121.measure.validity import Findings
 
 
 def bunched_at_start(count: int) -> TimedAnswer:
-    """Return an answer of 32 tokens, of which this many arrive with the first one."""
+    """Return an answer of 32 tokens, of which this many arrive together with the first one."""
     made = of_ids(32)
     at_ns = made.chunks[count - 1].at_ns
     bunch = [dataclasses.replace(chunk, at_ns=at_ns) for chunk in made.chunks[:count]]
@@ -34,7 +34,9 @@ def test_a_bunch_that_leaves_too_few_tokens_for_a_rate(bunched, reason):
 
 
 def test_a_prompt_of_another_length_than_was_sent():
-    """The usage of a timed answer shows it, and so do the ids of its untimed twin."""
+    """A prompt whose length differs from the sent one is detected.
+
+    The usage of a timed answer shows it, and so do the ids of the untimed repetition."""
     longer = dataclasses.replace(of_ids(8), prompt_tokens=5)
     assert reasons(validity.check_answers, [longer], "token_ids") == ["prompt_length"]
     twin = dataclasses.replace(of_ids(8), prompt_tokens=4, prompt_ids=3)
@@ -60,7 +62,7 @@ def test_a_counter_that_vanishes(after, no_number, vanished):
 
 
 def unproven(check, *arguments) -> list[str]:
-    """Return what a check records as unchecked, without a reason against the number."""
+    """Return what a check records as not checked, without a reason against the number."""
     check(*arguments, findings=(findings := Findings()))
     assert not findings.invalid, findings.invalid
     return findings.unproven

@@ -69,7 +69,9 @@ def test_the_four_scale_rules_differ():
 
 @pytest.mark.parametrize("rule", mxfp8.ScaleRule)
 def test_values_that_mxfp8_preserves(rule):
-    """Both rules keep blocks of 448; only the floor rule saturates 449."""
+    """Both rules of MXFP8 preserve blocks whose largest value is 448.
+
+    Only the floor rule saturates 449."""
     x = torch.zeros(1, 64, dtype=torch.float64)
     # The last value is half of the smallest element. This is a tie, which becomes zero.
     x[0, :3] = torch.tensor([448.0, 1.0, 2.0**-10])
@@ -94,7 +96,8 @@ def test_mxfp8_by_the_codec_and_by_torch(rule):
 
 @pytest.mark.parametrize("rule", list(mxfp4.ScaleRule)[:3])
 def test_mxfp4_by_the_codec_and_by_torch(rule):
-    """Blocks whose largest element is next to a boundary of the rules."""
+    """The MXFP4 codec and torch agree on blocks whose largest element is next to a boundary of the
+    rules."""
     generator = np.random.default_rng(1)
     x = generator.standard_normal((60, 64)) * np.ldexp(1.0, generator.integers(-20, 20, (60, 1)))
     x[:5, 0] = [6.0, 6.000001, 7.0, 6.999999, 0.0]
@@ -107,7 +110,8 @@ def test_mxfp4_by_the_codec_and_by_torch(rule):
 
 
 def test_e4m3_by_the_codec_and_by_torch():
-    """For every BF16 value: the nearest value, saturated, and the next one towards zero."""
+    """The E4M3 codec and torch agree for every BF16 value: on the nearest value, saturated, and on
+    the next value towards zero."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
     every = every[every.isfinite()]
     near = mxfp8.E4M3_VALUES[mxfp8.encode_elements(every.numpy())]
@@ -119,7 +123,7 @@ def test_e4m3_by_the_codec_and_by_torch():
 
 
 def test_fp8_by_row():
-    """The largest element of a row is 448 times its scale, and each row has its own scale."""
+    """With one FP8 scale per row, the largest element of a row is 448 times the row's scale."""
     x = torch.tensor([[448.0, 1.0, 17.0], [0.875, 0.875 / 7, -0.1], [0.0, 0.0, 0.0]]).double()
     rows = rounding.to_fp8_rows(x)
     assert rows[0].tolist() == [448.0, 1.0, 16.0] and not rows[2].any()
@@ -141,7 +145,8 @@ def test_the_name_of_a_rounding():
 
 
 def test_one_expert_with_mxfp8_activations_by_hand():
-    """x of 33 becomes 32, and the hidden activation keeps three bits."""
+    """One expert with MXFP8 activations is computed by hand: x of 33 becomes 32, and the hidden
+    activation keeps three bits."""
     up = np.zeros((1, 64, 16), np.uint8)
     up[0, 0, 0], up[0, 1, 0] = 2, 5  # E2M1 of 1 and of 3
     down = np.zeros((1, 32, 16), np.uint8)
@@ -175,7 +180,10 @@ def test_routing_of_four_logits_by_hand():
 
 
 def test_one_expert_by_hand():
-    """Gate 8 is clamped to 7, up -9 to -7; down is 0.5, its bias 1, the share 0.25."""
+    """One expert is computed by hand.
+
+    The gate of 8 is clamped to 7, and the up value of -9 to -7. Down is 0.5, its bias 1, the share
+    0.25."""
     up = np.zeros((1, 64, 16), np.uint8)
     up[0, :2, 0] = 4  # E2M1 of 2
     down = np.zeros((1, 32, 16), np.uint8)
@@ -248,8 +256,10 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
 
 @pytest.mark.slow("every kernel")
 def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
-    """1.5 times the effect of its roundings. Without the roundings in the oracle there is no
-    room."""
+    """The tolerance of MXFP8 is 1.5 times the effect of its roundings, so every right kernel has
+    room.
+
+    If the oracle did not round, there would be no room."""
     limit = comparison.tolerance("fused_moe", torch.bfloat16, Declaration(activations="mxfp8"))
     names = {"tokens-1", "tokens-33", "tokens-321", "one-expert-129", "near-zero"}
     groups = ("moe_token_counts", "moe_routing", "moe_activation")
@@ -264,7 +274,9 @@ def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
 
 @pytest.mark.parametrize("clean", tolerances.CLEAN)
 def test_wrong_block_scales_of_the_first_matrix_are_named(clean):
-    """Some scales are really changed, and each is named."""
+    """Each wrong block scale of the first matrix is found and named.
+
+    Some scales are really changed."""
     problem = problems.build(block_scale_case("gate-up"))
     keywords = {**problem.keywords, "roundings": expert_problems.roundings(declaration(clean()))}
     x, shares, ids, (packed, scales), *rest = problem.arguments
@@ -289,8 +301,10 @@ def block_scale_case(name: str) -> cases.MoeCase:
 
 
 def test_a_wrong_block_scale_of_the_second_matrix_shows_its_share():
-    """A scale that is one too high adds a block's contribution again; one too low removes half of
-    it."""
+    """A wrong block scale of the second matrix is recognised by its share.
+
+    A scale that is one too high adds a block's contribution again, and one that is too low removes
+    half of it."""
     problem = problems.build(block_scale_case("down"))
     *before, (packed, scales), bias = problem.arguments
 

@@ -1,4 +1,4 @@
-"""The streamed oracle agrees with the one in memory, and continues after an interruption."""
+"""The streamed oracle agrees with the oracle in memory, and continues after an interruption."""
 
 import dataclasses
 import functools
@@ -24,14 +24,14 @@ TEXTS = [scores.Text(tuple(map(TOKENS.index, ids))) for ids in _IDS]
 
 @pytest.fixture(scope="module")
 def canary_mxfp4(canary_mxfp4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The MXFP4 twin with only these tokens."""
+    """The MXFP4 canary with only these tokens."""
     folder = tmp_path_factory.mktemp("mxfp4") / "canary"
     return roundings.with_few_tokens(canary_mxfp4, folder, TOKENS)
 
 
 @pytest.fixture(scope="module")
 def canary_bf16(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The BF16 twin with only these tokens."""
+    """The BF16 canary with only these tokens."""
     folder = tmp_path_factory.mktemp("bf16") / "canary"
     return roundings.with_few_tokens(canary_bf16, folder, TOKENS)
 
@@ -63,7 +63,9 @@ def test_it_agrees_with_the_oracle_in_memory(twin, request):
     ],
 )
 def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
-    """This includes texts of a model that rounds less, and tokens that use the cache one by one."""
+    """Each rounding gives the same results in memory and streamed.
+
+    This includes texts of a model that rounds less, and tokens that use the cache one by one."""
     exact = Rounding.parse(formats)
     ways = [exact, exact.computed_in("bf16"), BF16]
     weights = small_oracle.load(canary_mxfp4, torch.float64)
@@ -95,7 +97,9 @@ def test_a_checkpoint_with_rounded_values_is_the_same_model(canary_bf16):
 
 
 def test_the_streamed_oracle_continues_like_the_one_in_memory(canary_mxfp4):
-    """The texts are longer than the sliding window, and a batch has texts of different lengths."""
+    """The streamed oracle continues texts like the oracle in memory.
+
+    The texts are longer than the sliding window, and a batch has texts of different lengths."""
     weights = small_oracle.load(canary_mxfp4, torch.float64)
     going = [dataclasses.replace(text, more=5, whole=False) for text in TEXTS[:2]]
     for text, says in zip(going, scores.score(canary_mxfp4, going), strict=True):
@@ -180,7 +184,9 @@ for text in texts:
 
 
 def test_a_stopped_computation_is_known_again_in_another_process(tmp_path):
-    """The address of a function was in the digest, so nothing was ever continued."""
+    """A computation that was stopped is continued in another process.
+
+    Before, the address of a function was in the digest, so nothing was ever continued."""
     (tmp_path / "config.json").write_text("{}", "utf-8")
     texts = [scores.Text((1, 2), change=mistake.change) for mistake in SMALL_MISTAKES.values()]
     here = [scores._digest(tmp_path, [text], torch.float64, "cpu") for text in texts]

@@ -30,7 +30,7 @@ CHATS = level_settings.TimedChats(questions=("Why?", "How?"), share=0.9, source=
 
 @pytest.fixture
 def time_chats(timed_server, tmp_path):
-    """Time the chats of a server with these options; return the measurement."""
+    """Measure the chats of a server with these options, and return the measurement."""
 
     def time_them(*options, chats=CHATS, gate=None):
         recorded = []
@@ -97,7 +97,8 @@ def test_a_slow_chat_fails_although_completions_are_fast(time_chats, options):
 
 @pytest.mark.parametrize("minimum", [*SLOWER, RATE / 2 + 40])
 def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
-    """106.9 tok/s on random ids, with 90 % accepted drafts, and 44.4 in chats."""
+    """A server with drafts is judged by its rate in chats: 106.9 tok/s on random ids, with 90 %
+    accepted drafts, were 44.4 in chats."""
     drafts = ("--trap", "speculative", "--chat-slower", "2")
     gate = minimum and Gate(metric="tg32@d0", unit="tok/s", minimum=minimum, source="test")
     if minimum is not None and minimum > RATE / 2:
@@ -142,7 +143,7 @@ def test_too_short_chats_are_inconclusive(time_chats):
 
 
 def test_a_profile_without_chats_times_none():
-    """It sends nothing: there is no server."""
+    """For a profile without chats, nothing is sent. In this test there is no server."""
     bench: Any = SimpleNamespace(plan=PLAN)
     with pytest.raises(NotRun, match=r"has no \[performance.chats\]"):
         PerformanceChecks(bench, pytest.fail).chat_rate(None, None)
@@ -201,7 +202,8 @@ def test_known_answers_are_asked_again_at_the_end(monkeypatch, tmp_path, later, 
 
 @pytest.mark.parametrize(("method", "natural"), [("none", False), (None, True), ("mtp", True)])
 def test_counters_of_drafts_prove_none_where_the_log_does(monkeypatch, tmp_path, method, natural):
-    """llama-server always has counters of drafts; its log shows that it has no drafter."""
+    """Counters of drafts do not prove drafts if the log shows none. llama-server always has such
+    counters."""
     monkeypatch.setattr(counters, "fetch", lambda _endpoint: SimpleNamespace(values={"drafts": 0}))
     monkeypatch.setattr(timed_process, "TimedProcess", lambda *_: nullcontext())
     texts = []
@@ -224,7 +226,7 @@ def test_counters_of_drafts_prove_none_where_the_log_does(monkeypatch, tmp_path,
 
 @pytest.fixture
 def sample(timed_server, tmp_path):
-    """Time sampled answers of 32 tokens; return the measurement."""
+    """Measure sampled answers of 32 tokens, and return the measurement."""
 
     def sample_them(*options):
         recorded = []

@@ -1,5 +1,5 @@
-"""The box of a run: which processes are the server's, and which decisions a change of the machine
-invalidates."""
+"""The machine's state in a run: which processes are the server's, and which decisions a change of
+the machine invalidates."""
 
 import contextlib
 import sys
@@ -33,7 +33,7 @@ class Serving:
 
 @contextlib.contextmanager
 def served() -> Iterator[Serving]:
-    """A server outside of the run: its listening process starts an engine core in its own
+    """A server outside of the run, whose listening process starts an engine core in its own
     session."""
     with servers.program("server-with-a-core.txt") as process:
         port, core = map(int, process.stdout.readline().split())
@@ -63,7 +63,8 @@ def driver(*gpus: set[int]) -> SimpleNamespace:
 
 @pytest.fixture
 def run_box(monkeypatch):
-    """The box of a run on a GPU, attached to a URL or with a pool of its own servers."""
+    """The machine's state in a run on a GPU, which is attached to a URL or has a pool of its own
+    servers."""
     monkeypatch.setattr(box, "_measure_apart", lambda _device: reading().device)
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(box, "_WATCHED_S", 0.1)
@@ -106,7 +107,8 @@ def test_a_port_without_a_listener_and_another_machine_have_no_processes():
 
 
 def test_all_who_hold_the_listening_socket_are_the_server():
-    """An example is vLLM's API servers, which its launcher forks."""
+    """All processes that hold the listening socket belong to the server, for example vLLM's API
+    servers, which its launcher forks."""
     with servers.program("forked-listener.txt") as process:
         port, child = map(int, process.stdout.readline().split())
         processes = AttachedProcesses(f"http://127.0.0.1:{port}").find()
@@ -139,7 +141,9 @@ def test_another_process_on_an_attached_servers_gpu_is_other_load(serving, run_b
 
 
 def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
-    """A and B are attached at the same time, on one GPU."""
+    """Both sides of a comparison belong to the run.
+
+    A and B are attached at the same time, on one GPU."""
     with served() as other:
         gpus = [{serving.core, other.core}]
         urls = at(serving, other)
@@ -199,7 +203,8 @@ def test_a_server_of_another_user_is_reported_and_its_load_not_counted(run_box):
 def test_a_changed_machine_changes_earlier_decisions(
     run_box, monkeypatch, device, verdicts, message
 ):
-    """A PASS, a FAIL, and a metric without a gate, decided before the machine is read again."""
+    """A changed machine changes earlier decisions: a PASS, a FAIL, and a metric without a gate, all
+    made before the machine is read again."""
     mine, file, remarks = run_box(pool=pool_of())
     ledger = mine.run.record.ledger
     mine.read_before()
@@ -231,7 +236,8 @@ def pool_of(*pids: int) -> SimpleNamespace:
 
 
 def test_load_is_found_although_a_container_hides_pids(serving, run_box):
-    """NVML may show the host's pids, which do not exist in the container."""
+    """Load of other processes is found although NVML may show the host's pids, which do not exist
+    in the container."""
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of(serving.core))
     mine.read_before()
     mine.read_beside()
@@ -268,7 +274,8 @@ def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later
 
 @pytest.mark.parametrize("slow_in", ["both", "the comparison", "neither"])
 def test_the_box_of_a_comparison_is_not_that_of_the_rates(run_box, monkeypatch, slow_in):
-    """--ab reads the machine itself, because the performance level ended before it."""
+    """The machine's state in a comparison is not that of the rates. --ab reads the machine itself,
+    because the performance level ended before it."""
     mine, file, _ = run_box(pool=pool_of())
     mine.run.record.remark = lambda _line, **_how: None
     mine.read_before()

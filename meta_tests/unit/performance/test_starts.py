@@ -1,4 +1,4 @@
-"""The gate of 52 tok/s, judged with the spread of a build's starts."""
+"""The gate of 52 tok/s is judged with the known spread of a build's starts."""
 
 import math
 from pathlib import Path
@@ -38,7 +38,7 @@ def judged(build: float, stored: int, chance: np.random.Generator) -> Verdict:
 
 
 def share_of(verdict: Verdict, build: float, stored: int) -> float:
-    """Return the share of 2,000 simulated single starts of a build that get a verdict."""
+    """Return the share of 2,000 simulated single starts of a build that get the given verdict."""
     chance = np.random.default_rng(46)
     return [judged(build, stored, chance) for _ in range(2000)].count(verdict) / 2000
 
@@ -55,7 +55,8 @@ def test_a_start_flips_no_more_often_than_the_level_of_the_gate(build, wrong, st
 
 
 def test_without_stored_starts_it_flips_more_often():
-    """The rounds of one start do not show the spread between starts."""
+    """Without stored starts, the verdict changes more often, because the rounds of one start do not
+    show the spread between starts."""
     assert share_of(Verdict.FAIL, 53.0, 0) > 0.1
     assert share_of(Verdict.PASS, 51.0, 0) > 0.1
 

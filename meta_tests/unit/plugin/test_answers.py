@@ -1,4 +1,4 @@
-"""The files of answers that a run names, and the remark about a missing one."""
+"""The files of answers that the options of a run name, and the remark about a missing file."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock

@@ -1,4 +1,4 @@
-"""A measurement is a benchmark of pytest-benchmark and a metric of verdict.json, with a verdict."""
+"""A measurement is a benchmark of pytest-benchmark, and a metric of verdict.json with a verdict."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,9 @@ METRIC |= {"ci_low": 53.0, "ci_high": 53.1, "confidence": 0.95}
 
 @pytest.fixture
 def measured(run_pytest, fault_server, tmp_path):
-    """Measure these samples in a run; return exit status, verdict.json, the run and the storage."""
+    """Measure these samples in a run.
+
+    Return the exit status, verdict.json, the run and the storage."""
     server = fault_server()
     storage = tmp_path / "storage"
 
@@ -195,7 +197,9 @@ def test_each_verdict_on_a_measurement(measured):
 
 @pytest.mark.slow("a run more")
 def test_an_unsteady_machine_decides_what_has_a_gate_alone(measured):
-    """A rate without any comparison made the run fail."""
+    """On an unsteady machine, only metrics with a gate decide.
+
+    Before, a rate without any comparison made the run fail."""
     drift, lie = (
         {
             "drift": {

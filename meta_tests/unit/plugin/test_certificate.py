@@ -59,7 +59,7 @@ def certified(parsed, monkeypatch):
 
 
 def with_value(config: pytest.Config, dest: str, value: object) -> list[Given]:
-    """Return the given options if an option had this value."""
+    """Return the options that would be given if an option had this value."""
     option = argparse.Namespace(**{**vars(config.option), dest: value})
     other = copy.copy(config)
     other.option = option
@@ -143,7 +143,8 @@ def test_every_registered_option_is_refused_but_for_the_allowed(certified):
     ],
 )
 def test_options_that_select_tests_refuse_the_certificate(certified, words, named):
-    """A selection of options must not give a certificate."""
+    """Options that select tests refuse the certificate, because a favourable selection must not
+    give one."""
     config = certified("--arch", "cpu", *words)
     with pytest.raises(errors.UsageError, match=f"--certify with .*{re.escape(named)}"):
         certificate.refuse_options(given(config))
@@ -151,7 +152,9 @@ def test_options_that_select_tests_refuse_the_certificate(certified, words, name
 
 @pytest.mark.parametrize("word", ["-n2", "--lf", "--ff", "--sw", "--share-machine"])
 def test_a_certified_run_refuses_options_of_other_plugins(certified, word):
-    """The option's plugin is not loaded, or the word is no option."""
+    """A certified run refuses options of other plugins, because their plugins are not loaded.
+
+    It also refuses words that are no option."""
     with pytest.raises(
         pytest.UsageError, match=r"unrecognized argument|expected a run without workers"
     ):
@@ -204,7 +207,9 @@ def test_a_variable_of_the_caller_does_not_reach_the_run(variables):
 
 
 def test_only_a_run_that_collects_writes_the_file_of_a_plan(tmp_path):
-    """A certified or refused run does not write the file that the variable names."""
+    """Only a run that collects tests writes the file of a plan.
+
+    A certified or refused run does not write the file that the variable names."""
     file = tmp_path / "plan.json"
     variables = {run_plan.VARIABLE: str(file)}
     refused = ("--arch", "cpu", "-k", "health")
@@ -237,7 +242,9 @@ def test_the_run_is_built(tmp_path):
 
 
 def test_an_open_run_shows_which_variables_were_removed(monkeypatch):
-    """A refused run does not: its refusal is one line."""
+    """A run shows which variables were removed when it is open.
+
+    A refused run does not, because its refusal is one line."""
     begun = {}
     monkeypatch.setattr(os, "execve", lambda _, words, variables: begun.update(variables))
     monkeypatch.setattr(os, "environ", {"PATH": "/bin", "VLLM_X": "1", "PYTHONWARNINGS": "error"})
@@ -272,7 +279,10 @@ def ended(folder: Path, *words: str, **variables: str) -> str:
     ],
 )
 def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
-    """A container has its vLLM checkouts on PYTHONPATH; without it, another vLLM would run."""
+    """If the certified process would import other code than the caller's, it is refused.
+
+    A container has its vLLM checkouts on PYTHONPATH; without this variable, another vLLM would run.
+    """
     checkouts = "/workspace/flashinfer:/workspace/vllm"
     stderr = ended(Path(), "-m", *words, "--arch", "cpu", PYTHONPATH=checkouts)
     assert "--certify with the variable PYTHONPATH: expected no such variable" in stderr
@@ -321,7 +331,8 @@ def test_a_value_that_no_certificate_allows_is_named(given_values, expected):
 
 
 def test_the_fingerprint_has_every_option_but_for_those_that_are_left_out(parsed):
-    """A new option is in it. pytest knows each excluded name."""
+    """The fingerprint contains every option except for the excluded ones, so also each new option.
+    pytest knows the names of all excluded ones."""
     config = parsed("-q")
     left_out = data_file.load_key("fingerprinted-options.toml", "left_out", frozenset[str])
     known = {*vars(config.option)}

@@ -1,6 +1,7 @@
-"""``--benchmark-compare`` and pytest-benchmark's other options in runs of the levels: a build that
-is 10 % slower never passes, incomparable requests are refused before anything starts, and screen,
-exit status and verdict.json agree."""
+"""``--benchmark-compare`` and other options of pytest-benchmark in runs of the levels.
+
+A build that is 10 % slower never passes, incomparable requests are refused before anything starts,
+and screen, exit status and verdict.json agree."""
 
 import json
 import os
@@ -28,8 +29,9 @@ FAIL = "--benchmark-compare-fail=median:5%"
 
 @pytest.fixture
 def judged(run_pytest, fault_server, tmp_path):
-    """Run a measurement of these samples; return its exit status and the run. The storage is beside
-    it."""
+    """Run a measurement of these samples, with the storage beside it.
+
+    Return its exit status and the run."""
     server = fault_server()
     storage = tmp_path / "storage"
 
@@ -46,13 +48,13 @@ def judged(run_pytest, fault_server, tmp_path):
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory) -> Path:
-    """The storage of the run that all tests of this module compare with; empty before it."""
+    """The storage of the run with which all tests of this module compare; empty before that run."""
     return tmp_path_factory.mktemp("history")
 
 
 @pytest.fixture
 def stored(judged, history):
-    """The storage with one stored run."""
+    """A storage that contains one stored run."""
     if not any(history.iterdir()):
         status, run = judged(GOOD, SCENARIO, "--benchmark-autosave")
         assert status == 0, run.output
@@ -62,7 +64,7 @@ def stored(judged, history):
 
 
 def refused(status: int, run) -> str:
-    """Return the line of a refusal; nothing started, and nothing was judged."""
+    """Return the line of a refusal. Nothing was started, and nothing was judged."""
     assert status == 4, run.output
     assert not (run.report / "verdict.json").exists(), run.output
     for word in ("Traceback", "INTERNALERROR"):
@@ -82,7 +84,8 @@ def edit(storage: Path, change) -> None:
 
 
 def test_levels_without_pytest_benchmark_are_refused():
-    """pytest itself does not need its hooks, so other projects can leave the plugin out."""
+    """Without pytest-benchmark, runs of the levels are refused. pytest itself does not need its
+    hooks, so other projects can leave the plugin out."""
     config = SimpleNamespace(option=SimpleNamespace())
     with pytest.raises(UsageError, match=r"expected this plugin.*Leave out -p no:benchmark"):
         comparing.refuse(config, [SimpleNamespace(stash={stash.LEVEL: "smoke"})])
@@ -93,7 +96,9 @@ def test_levels_without_pytest_benchmark_are_refused():
 
 
 def test_a_junit_file_that_cannot_be_written_is_refused(tmp_path):
-    """Its folder is made, as pytest makes it at the end."""
+    """A junit file that cannot be written is refused.
+
+    Its folder is created before, as pytest does at the end."""
     named = tmp_path / "new" / "junit.xml"
     reporting.refuse_place_of_junit(SimpleNamespace(getoption=lambda *_: f"{named}"))
     assert list(named.parent.iterdir()) == []
@@ -273,7 +278,9 @@ MISSING, WORSE = f"{LEVEL}::test_no_metric_is_missing", f"{LEVEL}::test_no_metri
     ],
 )
 def test_ten_percent_slower_is_red_whatever_the_selection_leaves_of_the_level(stored, options):
-    """The suite makes each check of the comparison that no selected test makes."""
+    """A build that is 10 % slower is red, whatever part of the level is selected.
+
+    The suite itself makes each check of the comparison that no selected test makes."""
     status, run = stored(SLOWER, *options)
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
     assert any("10.0% worse" in test["message"] for test in run.verdict["tests"])
@@ -282,7 +289,9 @@ def test_ten_percent_slower_is_red_whatever_the_selection_leaves_of_the_level(st
 
 
 def test_a_shard_without_a_test_that_measures_leaves_the_comparison_to_the_others(stored, tmp_path):
-    """The shard with the tests that measure is red. Both have a benchmark that is not stored."""
+    """A shard without a test that measures leaves the comparison to the other shards.
+
+    The shard with the tests that measure is red. Both have a benchmark that is not stored."""
     own = tmp_path / "test_own.py"
     own.write_text(
         "import pytest\npytestmark = [pytest.mark.kernel, pytest.mark.applies_to('gpu')]\n"
@@ -301,7 +310,8 @@ def test_a_shard_without_a_test_that_measures_leaves_the_comparison_to_the_other
 def test_a_slower_benchmark_outside_the_levels_is_red_in_a_shard_that_measures_no_level(
     judged, tmp_path
 ):
-    """pytest-benchmark finds it, and the suite takes its judgement over."""
+    """A slower benchmark outside of the levels is red in a shard that measures no level.
+    pytest-benchmark finds it, and the suite adopts this result."""
     own = tmp_path / "test_own_speed.py"
     limit = "--benchmark-compare-fail=median:100%"
 
@@ -341,7 +351,9 @@ def test_a_run_is_not_resumed_with_another_comparison(stored, tmp_path):
 
 
 def test_nothing_comparable_in_the_history_is_no_success(stored):
-    """The stored run is of another GPU; a comparison was requested, and none was possible."""
+    """If the history contains nothing comparable, the run does not pass.
+
+    The stored run is from another GPU, and a comparison was requested."""
 
     def of_another_machine(content: dict) -> None:
         for benchmark in content["benchmarks"]:
@@ -354,7 +366,9 @@ def test_nothing_comparable_in_the_history_is_no_success(stored):
 
 
 def test_a_stored_run_of_another_plan_is_named_with_the_option(stored):
-    """The finding and the last line are not truncated before the reason."""
+    """A stored run of another plan is reported with the option that it needs.
+
+    The finding and the last line are not truncated before the reason."""
 
     def of_plan_quick(content: dict) -> None:
         for benchmark in content["benchmarks"]:
@@ -382,7 +396,8 @@ def test_a_limit_without_any_benchmark_in_common_is_no_success(stored):
 
 
 def test_a_storage_elsewhere_whose_machine_differs_ends_no_run(stored):
-    """pytest-benchmark 5.3.1 raises ValueError there, because it expects a relative path."""
+    """A storage in another folder, from another machine, ends no run. pytest-benchmark 5.3.1 raises
+    ValueError for it, because it expects a relative path."""
 
     def renamed(content: dict) -> None:
         content["machine_info"]["node"] = "another-name"
@@ -393,7 +408,9 @@ def test_a_storage_elsewhere_whose_machine_differs_ends_no_run(stored):
 
 
 def test_a_run_that_regressed_is_no_baseline(stored):
-    """A limit below the profile's threshold: a run that violates it is stored as failed."""
+    """A run that has regressed is no baseline.
+
+    If it violates a limit below the profile's threshold, it is stored as failed."""
     slightly = {"tg32@d0": [value * 0.97 for value in GOOD["tg32@d0"]]}
     limit = "--benchmark-compare-fail=median:2%"
     status, run = stored(slightly, SCENARIO, COMPARE, limit, "--benchmark-autosave")
@@ -405,7 +422,9 @@ def test_a_run_that_regressed_is_no_baseline(stored):
 
 @OPENS_EARLY
 def test_an_error_of_pytest_benchmark_is_red_and_the_run_is_judged(stored, tmp_path, monkeypatch):
-    """A full disk while the run is stored: a folder is in place of the file."""
+    """An error of pytest-benchmark makes the run red, and the run is still judged.
+
+    The error is like a full disk while the run is stored: a folder is in place of the file."""
     broken = tmp_path / "out.json"
     plugin = tmp_path / "in_the_way.py"
     plugin.write_text(f"import os\ndef pytest_runtest_teardown():\n    os.mkdir({str(broken)!r})\n")

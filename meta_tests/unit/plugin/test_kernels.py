@@ -1,5 +1,7 @@
-"""What the kernel level compiles, and where: FlashInfer's own generators and ninja, and a compiler
-that records the type of the requested cache."""
+"""What the kernel level compiles, and in which folder.
+
+The tests use FlashInfer's own generators and ninja, and a compiler that records the type of the
+requested cache."""
 
 import os
 import subprocess
@@ -69,7 +71,7 @@ class Toolkit:
         }
 
     def build(self, how: str, *kinds: str, **environment: str) -> dict[str, Path]:
-        """Let a process for each kind of cache build a module, all at once.
+        """Let one process for each kind of cache build a module, all at the same time.
 
         Returns:
             The libraries, by kind of cache.
@@ -108,7 +110,8 @@ def toolkit(tmp_path: Path) -> Toolkit:
 @pytest.mark.timeout(240)
 @pytest.mark.slow("two compilations at once; the two names are held by the tests of the sinks")
 def test_two_processes_at_once_get_a_module_each(toolkit):
-    """On one cold cache, a BF16 and an FP8 one, for which FlashInfer has the same name."""
+    """Two processes that start with one empty cache get a module each: one for BF16 and one for
+    FP8, for which FlashInfer has the same name."""
     built = toolkit.build("suite", "bf16", "fp8")
     types = {kind: set(library.read_text().splitlines()) for kind, library in built.items()}
     assert types == {
@@ -121,7 +124,8 @@ def test_two_processes_at_once_get_a_module_each(toolkit):
 @pytest.mark.slow("FlashInfer is imported and its sources are written several times")
 @pytest.mark.timeout(240)
 def test_by_flashinfers_own_name_two_processes_share_one_module(toolkit):
-    """The fault: the later process rebuilds the other's module, or gets it."""
+    """With FlashInfer's own name, two processes share one module: the later one rebuilds the module
+    of the other, or gets it. This is the fault."""
     built = toolkit.build("flashinfer", "bf16", "fp8")
     assert built["bf16"] == built["fp8"]
 
@@ -157,14 +161,18 @@ BOUNDS = {"MAX_JOBS": "3", "FLASHINFER_NVCC_THREADS": "1"}
 
 
 def test_the_compilers_of_the_level_are_bounded_as_those_of_a_start():
-    """Otherwise twenty compile jobs of 9 GiB ran beside the server."""
+    """The number of compilers of the kernel level is limited like that of a start.
+
+    Otherwise, twenty compile jobs of 9 GiB ran beside the server."""
     level = environment_of_the_level({"HOME": "/home/me"}, BOUNDS)
     assert level == {"HOME": "/home/me", **BOUNDS}
 
 
 @pytest.mark.parametrize("certify", [False, True])
 def test_an_attached_servers_build_is_not_known(certify):
-    """The numerics test this machine's build: a remark, and NOT_RUN in a certificate."""
+    """The build of an attached server is not known, so the numerics test this machine's build.
+
+    This is a remark, and NOT_RUN in a certificate."""
     remarks: list[str] = []
     settings = Settings(
         attached=GivenServer("http://127.0.0.1:9"), judging=GivenJudging(certify=certify)
@@ -182,7 +190,9 @@ def test_an_attached_servers_build_is_not_known(certify):
 
 @pytest.mark.timeout(240)
 def test_the_engine_starts_warm_after_the_level(toolkit):
-    """XQA has the engine's name and compile command, so nothing is rebuilt."""
+    """After the kernel level, the engine starts with warm caches.
+
+    XQA has the engine's name and compile command, so nothing is rebuilt."""
     level = environment_of_the_level(toolkit.environment, BOUNDS)
     library = toolkit.build("xqa", "fp8", **level)["fp8"]
     before = toolkit.compiled

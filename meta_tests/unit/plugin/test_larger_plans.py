@@ -1,4 +1,4 @@
-"""The gates of a named configuration that a plan leaves out, and the command for them."""
+"""The gates of a named configuration that a plan leaves out, and the command that measures them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ LEFT = [item("performance", "test_acceptance[1]"), item("kernel", "test_kernel_s
 
 
 def left_out(folder: Path, configuration: str | None, *words: str, items=LEFT, **values: float):
-    """Return the line of a run with these words that measured these metrics."""
+    """Return the line of a run with these arguments that measured these metrics."""
     stash = pytest.Stash()
     stash[selection.NOT_IN_PLAN] = items
     stash[SETTINGS] = SimpleNamespace(plan="quick")

@@ -1,4 +1,4 @@
-"""The options: their groups, and that the documentation has each."""
+"""The options: their groups, and that the documentation contains each of them."""
 
 import argparse
 import re
@@ -28,7 +28,7 @@ def parser() -> Parser:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return the arguments of pytest's parser, which are elsewhere before 8.4."""
+    """Return the arguments of pytest's parser, which are in another place before pytest 8.4."""
     made = parser()
     return made.optparser if hasattr(made, "optparser") else made._getparser()
 
@@ -44,7 +44,8 @@ def test_help_has_the_groups_and_every_option_and_no_name_that_one_had():
 
 
 def test_an_option_is_declared_in_one_place_and_nowhere_else():
-    """The groups have each option once, and each module ``options`` of a package is in a group."""
+    """Each option is declared in exactly one group, and each module ``options`` of a package
+    belongs to a group."""
     declared = Counter()
     modules = set()
     for group in own_options.EVERY_GROUP:
@@ -113,7 +114,8 @@ def test_sm121_run_refuses_unknown_options_in_one_line(words, is_refused, is_own
 
 
 def test_the_own_tests_are_no_value_of_the_last_option():
-    """`sm121 run --benchmark-compare` names no stored run."""
+    """The suite's own tests are not taken as the value of the last option, so `sm121 run
+    --benchmark-compare` names no stored run."""
     config = SimpleNamespace(
         inipath=own_tests.settings(), known_args_namespace=SimpleNamespace(file_or_dir=[])
     )
@@ -250,6 +252,8 @@ def test_the_documents_have_every_argument_of_every_command():
 
 
 def test_a_control_of_a_named_configuration_with_itself_is_allowed():
-    """A against A shows how much two equal servers differ."""
+    """A named configuration may be compared with itself.
+
+    A against A shows how much two equal servers differ."""
     one, other = parse_sides(["A=1", "A=1"])
     assert one == other and one.environment == (("A", "1"),)

@@ -12,7 +12,7 @@ TEST = "tests/test_smoke.py::test_health"
 
 
 def part(*, finished: bool) -> VerdictFile:
-    """Return what a worker wrote; its test passed."""
+    """Return the result that a worker wrote. Its test passed."""
     test = ShardTest(id=TEST, level="smoke")
     engine = EngineReport(name="vllm", model="m", managed=True)
     return VerdictFile(

@@ -1,4 +1,4 @@
-"""A path after a space, which pytest takes for a path of tests."""
+"""pytest takes a path after a space for a path of tests."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from sm121.core import own_tests
 
 @pytest.fixture
 def config(tmp_path):
-    """pytest's config, started beside a pytest.ini that it does not read."""
+    """pytest's configuration, started in a folder with a pytest.ini that it does not read."""
     (tmp_path / "pytest.ini").touch()
     (tmp_path / "tests").mkdir()
     return SimpleNamespace(invocation_params=SimpleNamespace(dir=tmp_path), inipath=None)
@@ -27,6 +27,7 @@ def test_a_path_of_tests_behind_an_option_without_a_value_is_none(config, words)
 
 
 def test_sm121_run_takes_a_path_behind_a_space(config):
-    """It names its pytest.ini, so that pytest searches no folder for it."""
+    """`sm121 run` accepts a path after a space, because it names its pytest.ini, so that pytest
+    searches no folder for it."""
     config.inipath = own_tests.settings()
     entry_point._refuse_a_space(config, ["--report-dir", "tests"])

@@ -1,4 +1,5 @@
-"""A run imports only what every run needs, and excludes it from garbage collection."""
+"""A run imports only the modules that every run needs, and excludes them from garbage
+collection."""
 
 import gc
 import subprocess

@@ -1,4 +1,4 @@
-"""The lines that a run shows in progress: few if all is well."""
+"""The lines that a run shows while it is in progress: few lines, if all is well."""
 
 import dataclasses
 import io
@@ -32,7 +32,7 @@ from sm121.session.settings import Settings
 
 
 def shown(*lines: tuple[float, str], begins: bool = False) -> list[str]:
-    """Return the shown part of lines at these seconds."""
+    """Return the part of the lines that is shown at these seconds."""
     now = [0.0]
     written = []
     progress = StartProgress(
@@ -222,7 +222,7 @@ LONG = "kernel 0/2 ended | test_that_takes_long[a]"
     ],
 )
 def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, lines, expected):
-    """This also holds if pytest prints its own lines."""
+    """A long test is never silent, even if pytest prints its own lines."""
     often = "from sm121.plugin import progress\nprogress._LINE_EVERY_S = 0.4\n"
     (tmp_path / "said_often.py").write_text(often)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -271,7 +271,10 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
 
 @pytest.mark.slow("two runs; test_headline_action.py has a failed start")
 def test_a_failed_start_fits_a_screen(run_pytest):
-    """One failure for one cause, without a traceback; tests of the same server do not run."""
+    """A failed start fits on one screen.
+
+    It is one failure with one cause, without a traceback. Other tests of the same server do not
+    run."""
     environment = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "fault_server.py"}
     environment["SM121_META_ARGUMENTS"] = "--no-such-argument"
     python = FAKES / "fake_python.py"
@@ -289,7 +292,8 @@ def test_a_failed_start_fits_a_screen(run_pytest):
 
 @pytest.mark.slow("four runs; what a level says is asked in this process above")
 def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
-    """The openai package's frames explain nothing about an error status."""
+    """The stack frames of the client are left out, because the frames of the openai package do not
+    explain an error status."""
     arguments = (
         *("--arch", "cpu", *fault_server().options),
         "meta_tests/whole/scenarios/refused.py",
@@ -329,7 +333,8 @@ def test_a_stored_run_of_a_degraded_machine_is_no_baseline(tmp_path, state):
 
 
 def test_the_end_of_a_run_fits_a_screen_with_hostile_names(tmp_path):
-    """Ids, models and summaries of any length; a served model may contain escape sequences."""
+    """The end of a run fits on one screen even with hostile names: ids, models and summaries of any
+    length, and escape sequences in a model's name."""
     directory = report_runs.write("fail", tmp_path / "report")
     report = stored.read(directory)
     run = report.run

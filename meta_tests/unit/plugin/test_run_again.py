@@ -29,7 +29,7 @@ plans.quick.tests.correctness = ["test_known_answers", "test_a_stop_string_ends_
 
 
 def words_of(run) -> list[str]:
-    """Return the words of the last line but one of a failing run."""
+    """Return the words of the second to last line of a failing run."""
     (line,) = [each for each in run.output.splitlines() if each.startswith("run again: ")]
     return shlex.split(line.removeprefix("run again: "))
 
@@ -173,8 +173,9 @@ def test_a_file_of_a_smaller_plan_has_the_plan(tmp_path):
 
 
 def test_it_has_what_was_given(fault_server, run_pytest, tmp_path):
-    """Values after = and after a space, and with spaces; options that select other tests are left
-    out."""
+    """The command contains the given values, after = and after a space, even with spaces in them.
+
+    Options that select other tests are left out."""
     log = tmp_path / "a log"
     test = f"{VERDICTS}::test_fail"
     log.write_text("it says nothing\n")
@@ -195,7 +196,8 @@ def test_it_has_what_was_given(fault_server, run_pytest, tmp_path):
 
 @pytest.mark.parametrize("b", ["-nkvo", "-n 128", "-q", "--dist layer"])
 def test_it_has_the_arguments_of_an_engine(b, tmp_path):
-    """They may look like options of pytest that are left out."""
+    """The command contains the arguments of an engine, even if they look like options of pytest
+    that are left out."""
     given = ("--ab", "", b, "-n", "2", "--numprocesses", "2", "--lf", "-q", "tests")
     assert run_again.repeated(started(tmp_path, *given, paths=("tests",))) == ["--ab", "", b]
 

@@ -1,4 +1,4 @@
-"""`-n N`: one worker has the server, nothing is timed, and the parts give one report."""
+"""With `-n N`, one worker has the server, nothing is timed, and the parts give one report."""
 
 import re
 from types import SimpleNamespace
@@ -64,7 +64,9 @@ def test_a_green_run_of_workers_is_green(run_pytest):
 @pytest.mark.slow("workers again")
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "an exception"])
 def test_a_worker_that_dies_outside_its_tests_is_reported(run_pytest, monkeypatch, how):
-    """It may have been stopping its server; its tests had all passed."""
+    """A worker that dies outside of its tests is reported.
+
+    All its tests had passed, and it may have been stopping its server."""
     monkeypatch.setenv("SM121_META_ENDS_BY", how)
     plugin = ("-p", "meta_tests.whole.scenarios.dies_at_its_end")
     chosen = ("-n", "2", "--arch", "cpu", f"{SCENARIOS}::test_spread")
@@ -105,7 +107,9 @@ def test_n_beside_certify_is_not_taken_for_a_missing_package():
 
 @pytest.mark.parametrize("named", ["", "@mine_server"], ids=["not named", "another group"])
 def test_a_test_with_the_server_is_in_no_other_group(named):
-    """The groups have the names that xdist gives them with pytest 9.1, and with pytest 9.2."""
+    """A test that uses the server is in no other group.
+
+    The groups have the names that xdist gives them with pytest 9.1 and 9.2."""
     settings = SimpleNamespace(worker=object())
     config = SimpleNamespace(
         stash={SETTINGS: settings}, workerinput={workers.GROUPED: True}, getoption=lambda _: None

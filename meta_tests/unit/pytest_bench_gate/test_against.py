@@ -1,4 +1,4 @@
-"""``--against``: the gates of a run, compared with a stored run."""
+"""``--against`` compares the gates of a run with a stored run."""
 
 import os
 
@@ -15,7 +15,7 @@ def test_rate(gate):
 
 @pytest.fixture
 def run(tmp_path, warm_pytest):
-    """Run a project; return the exit status and the output."""
+    """Run the tests of a project. Return the exit status and the output."""
     (tmp_path / "test_gated.py").write_text(GATED)
     (tmp_path / "test_other.py").write_text("def test_it(): pass\n")
 
@@ -33,7 +33,7 @@ def run(tmp_path, warm_pytest):
 
 @pytest.fixture
 def stored(run):
-    """The project with two stored runs: 0001, and 0002, which is 10 % slower."""
+    """A project with two stored runs: 0001, and 0002, which is 10 % slower."""
     for level in ("60", "54"):
         status, output = run("--benchmark-autosave", level=level)
         assert status == 0, output
