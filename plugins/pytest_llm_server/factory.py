@@ -116,7 +116,7 @@ class LlmServerFactory:
         __tracebackhide__ = True
         if model is None:
             raise ServerFailed(_NO_MODEL)
-        wrong = options.wrong_start(engine, arguments)
+        wrong = options.wrong_start(engine, arguments, environment)
         if wrong is not None:
             raise ServerFailed(wrong)
         configuration = ServerConfiguration(

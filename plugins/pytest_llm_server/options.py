@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,12 +143,13 @@ def read_options(config: pytest.Config) -> Asked:
     )
 
 
-def wrong_start(engine: str, arguments: Sequence[str]) -> str | None:
+def wrong_start(engine: str, arguments: Sequence[str], variables: Iterable[str] = ()) -> str | None:
     """Return why an engine cannot be started with some arguments; None if no reason is known.
 
     Args:
         engine: The name of the engine.
         arguments: The command-line arguments of the engine.
+        variables: The names of environment variables to add to those of this process.
     """
     from sm121.engines import registry  # imports the suite, needed only here
 
@@ -157,10 +158,13 @@ def wrong_start(engine: str, arguments: Sequence[str]) -> str | None:
             f"engine {engine}: expected one of {', '.join(registry.names())}. Use any other "
             f"OpenAI-compatible server with {_BASE_URL}"
         )
-    for argument in arguments:
+    argument = registry.reserved(engine, arguments)
+    if argument is not None:
         flag = argument.partition("=")[0]
-        if flag in registry.engine(engine).reserved_arguments:
-            return f"argument {argument} of {engine}: the plugin sets {flag} itself. Leave it out"
+        return f"argument {argument} of {engine}: the plugin sets {flag} itself. Leave it out"
+    variable = registry.reserved(engine, (), variables)
+    if variable is not None:
+        return f"variable {variable} of {engine}: the plugin sets it itself. Leave it out"
     return None
 
 

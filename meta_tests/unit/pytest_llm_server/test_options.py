@@ -103,6 +103,10 @@ def test_a_start_without_a_model_names_the_missing_option(tmp_path):
         pytest.param({"model": "m\0"}, "model: expected no NUL", id="NUL-in-the-model"),
         pytest.param({"environment": {"A": "\0"}}, "got one in A", id="NUL-in-a-variable"),
         pytest.param({"environment": {"A=": "1"}}, "got 'A='", id="no-name-of-a-variable"),
+        pytest.param(
+            {"environment": {"VLLM_API_KEY": "k"}}, "variable VLLM_API_KEY of vllm: the", id="a-key"
+        ),
+        pytest.param({"arguments": ["--port=1"]}, "argument --port=1 of vllm: the", id="a-port"),
         pytest.param({"ready_within_s": 0}, "above 0, got 0", id="no-time"),
         pytest.param({"ready_within_s": float("nan")}, "above 0, got nan", id="not-a-number"),
         pytest.param({"ready_within_s": "30"}, "above 0, got '30'", id="a-text-as-time"),

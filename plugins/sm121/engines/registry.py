@@ -1,7 +1,7 @@
 """The engines that the suite can start (the values of ``--engine``), and their versions."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sm121.core import builds, errors
@@ -46,6 +46,24 @@ def engine(name: str) -> protocol.Engine:
             "any other OpenAI-compatible server can be attached with --base-url"
         )
     return _ENGINES[name]
+
+
+def reserved(name: str, arguments: Iterable[str], variables: Iterable[str] = ()) -> str | None:
+    """Return the first argument or variable that only the suite may set; None if there is none.
+
+    Args:
+        name: The name of the engine.
+        arguments: Arguments of its command line.
+        variables: Names of environment variables.
+    """
+    known = engine(name)
+    for argument in arguments:
+        if argument.partition("=")[0] in known.reserved_arguments:
+            return argument
+    for variable in variables:
+        if variable in known.reserved_variables:
+            return variable
+    return None
 
 
 @dataclass(frozen=True)

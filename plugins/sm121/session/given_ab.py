@@ -75,10 +75,9 @@ def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
             "--ab with --base-url: expected two URLs, because the suite starts no "
             "server in such a run"
         )
-    engine = registry.engine(option("--engine") or DEFAULT)
-    reserved = {*engine.reserved_arguments, *engine.reserved_variables}
+    engine = option("--engine") or DEFAULT
     for side in parsed:
-        for word in (*side.arguments, *dict(side.environment)):
-            if word.partition("=")[0] in reserved:
-                raise UsageError(f"--ab {side.text!r}: {word} is set by the suite itself")
+        word = registry.reserved(engine, side.arguments, dict(side.environment))
+        if word is not None:
+            raise UsageError(f"--ab {side.text!r}: {word} is set by the suite itself")
     return parsed

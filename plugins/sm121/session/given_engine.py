@@ -228,15 +228,14 @@ def refuse_conflicts(option: Option, attached: str | None) -> None:
 
 def _refuse_reserved(option: Option, attached: str | None) -> None:
     """Raise UsageError for an argument or a variable of the engine that the suite sets itself."""
-    name = None if attached else option("--engine")
-    engine = registry.engine(name or DEFAULT)
-    for argument in arguments(option):
+    engine = (None if attached else option("--engine")) or DEFAULT
+    argument = registry.reserved(engine, arguments(option))
+    if argument is not None:
         flag = argument.partition("=")[0]
-        if flag in engine.reserved_arguments:
-            raise UsageError(
-                f"--engine-arg {argument}: {flag} is set by the suite itself (use --model and "
-                "--served-model-name; give the settings of a --config file with --engine-arg)"
-            )
-    for variable, _ in variables(option):
-        if variable in engine.reserved_variables:
-            raise UsageError(f"--engine-env {variable}: it is set by the suite itself")
+        raise UsageError(
+            f"--engine-arg {argument}: {flag} is set by the suite itself (use --model and "
+            "--served-model-name; give the settings of a --config file with --engine-arg)"
+        )
+    variable = registry.reserved(engine, (), dict(variables(option)))
+    if variable is not None:
+        raise UsageError(f"--engine-env {variable}: it is set by the suite itself")
