@@ -146,9 +146,7 @@ def problems(root: Path, limits: dict[str, Any]) -> list[str]:
         for kind, name, size in sizes(module, text, ast.parse(text)):
             limit = limits["exceptions"].get(name, limits[kind])
             if size > limit:
-                lines.append(
-                    f"{name}: expected at most {limit} {units[kind]}, got {size}. Split it."
-                )
+                lines.append(_too_large(name, limit, units[kind], size))
     lines += class_problems(root, limits)
     for pair in similar_pages(root / "docs"):
         lines.append(f"docs: two pages have names that differ only by an s: {pair}. Rename one.")
@@ -160,11 +158,11 @@ def class_problems(root: Path, limits: dict[str, Any]) -> list[str]:
 
     Args:
         root: A checkout.
-        limits: The table ``[tool.sm121-sizes]``: ``fields`` and ``methods``, exceptions to each by
-            name, and the classes that are the data of a file format, whose fields do not count.
+        limits: The table ``[tool.sm121-sizes]``: ``fields`` and ``methods``, and the classes that
+            are the data of a file format, whose fields do not count.
 
     Returns:
-        The lines, and one for each exception that is no longer needed.
+        The lines, and one for each class that is listed as a file format without need.
     """
     classes = class_sizes.classes_below(root, PACKAGE)
     formats = limits["file-formats"]
@@ -172,23 +170,21 @@ def class_problems(root: Path, limits: dict[str, Any]) -> list[str]:
     for name in class_sizes.heirs(classes):
         if name.startswith(RUN_FOLDERS) and name not in limits["heirs"]:
             lines.append(f"{name}: it inherits from a class of the package. Compose it instead.")
-    needed: dict[str, set[str]] = {"field": set(), "method": set()}
+    wide = set()
     for name, fields, methods in class_sizes.with_inherited(classes):
-        for kind, size in (("field", fields), ("method", methods)):
-            if size <= limits[f"{kind}s"]:
-                continue
-            needed[kind].add(name)
-            if kind == "field" and name in formats:
-                continue
-            limit = limits[f"{kind}-exceptions"].get(name, limits[f"{kind}s"])
-            if size > limit:
-                lines.append(f"{name}: expected at most {limit} {kind}s, got {size}. Split it.")
-    for kind, names in needed.items():
-        for name in limits[f"{kind}-exceptions"].keys() - names:
-            lines.append(f"{name}: its {kind}s are within the limit. Remove its exception.")
-    for name in formats.keys() - needed["field"]:
+        if fields > limits["fields"]:
+            wide.add(name)
+            if name not in formats:
+                lines.append(_too_large(name, limits["fields"], "fields", fields))
+        if methods > limits["methods"]:
+            lines.append(_too_large(name, limits["methods"], "methods", methods))
+    for name in formats.keys() - wide:
         lines.append(f"{name}: its fields are within the limit. Remove it from file-formats.")
     return lines
+
+
+def _too_large(name: str, limit: int, unit: str, size: int) -> str:
+    return f"{name}: expected at most {limit} {unit}, got {size}. Split it."
 
 
 def python_files(root: Path) -> Iterator[Path]:
