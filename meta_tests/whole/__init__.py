@@ -1,1 +1,1 @@
-"""Whole runs of pytest, of a real vLLM and of the stand-in for a GB10."""
+"""Whole runs of pytest, of a real vLLM, and of the simulated GB10."""

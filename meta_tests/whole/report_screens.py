@@ -1,4 +1,4 @@
-"""Write docs/report/: pictures of reports at both widths, light and dark, for people to look at.
+"""Write docs/report/: pictures of reports for people to look at, at both widths, light and dark.
 
 ``python -m meta_tests.whole.report_screens [--real DIR ...] [--hide TEXT ...]`` writes a picture
 ``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and many runs over time. A given
@@ -45,7 +45,7 @@ def shoot(chromium, file: Path, kind: str) -> None:
 
 
 def save(whole: Image.Image, target: Path, height: int) -> None:
-    """Save as much of the height as the size limit of a docs file allows."""
+    """Save as much of the page's height as the size limit for files of the docs allows."""
     size = _MOST_BYTES
     while size >= _MOST_BYTES:
         part = whole.crop((0, 0, whole.width, min(height, whole.height)))
@@ -59,7 +59,7 @@ def save(whole: Image.Image, target: Path, height: int) -> None:
 
 
 def measured(kind: str, folder: Path) -> Path:
-    """Write the page of a kind, with rates of GPUs."""
+    """Write the page of a kind of run, with rates that were measured on GPUs."""
     if kind == "history":
         runs = planted_runs.sixty(planted_runs.base(folder / "base"), folder / "runs")
         target = folder / "history.html"

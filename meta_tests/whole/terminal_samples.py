@@ -50,7 +50,7 @@ def sample(name: str, report: Path) -> str:
 
 
 def closing(written: str) -> str:
-    """Return the part of the last screen from the suite's own heading on."""
+    """Return the part of the last screen that begins with the suite's own heading."""
     plain = _ESCAPES.sub("", written).replace("\r\n", "\n").replace("\r", "\n")
     at = re.search(r"^=+ sm121 conformance =+$", plain, re.M)
     assert at is not None, plain
@@ -58,7 +58,7 @@ def closing(written: str) -> str:
 
 
 def neutral(text: str, report: Path) -> str:
-    """Replace values that differ between machines: folders, ports, seconds."""
+    """Replace values that differ between machines: folders, ports, and seconds."""
     for folder, word in ((str(report), "conformance-report"), (f"{ROOT}/", "")):
         text = text.replace(folder, word)
     text = re.sub(r"\S+/sm121/canary-[\w-]+", "~/.cache/sm121/canary", text)
@@ -100,7 +100,7 @@ def on_a_terminal(arguments: list[str], *, environment: dict[str, str] | None = 
 
 @contextmanager
 def _server() -> Iterator[tuple[str, ...]]:
-    """Start the fault server without a fault; it always answers Paris."""
+    """Start the fault server without a fault. It always answers Paris."""
     with servers.fault_server(key="") as server:
         yield ("--base-url", server.base_url, "--served-model-name", "canary")
 

@@ -1,4 +1,5 @@
-"""Bad input gives one line with the expected value and exit status 4, before anything slow."""
+"""Wrong input gives one line with the expected value and exit status 4, before anything slow
+happens."""
 
 import sys
 
@@ -192,7 +193,8 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     ],
 )  # fmt: skip
 def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expected):
-    """This holds for refusals of one option, and for refusals of contradictions."""
+    """A refusal is one line, for a single option as well as for options that contradict each
+    other."""
     status, run = run_pytest(*arguments, TEST)
     lines = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
     assert status == USAGE_ERROR and len(lines) == 1 and expected in lines[0], run.output
@@ -202,7 +204,7 @@ def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expe
 
 
 def test_the_report_of_the_run_before_stays(run_pytest, tmp_path):
-    """A run that is refused after it was opened restores the earlier report."""
+    """If a run is refused after it was opened, the earlier report is restored."""
     report = tmp_path / "report"
     (report).mkdir()
     (report / "verdict.json").write_text("{}")
@@ -267,7 +269,8 @@ def test_collecting_starts_and_needs_nothing(run_pytest):
 
 
 def test_a_request_refused_after_the_run_was_opened_leaves_one_line(run_pytest, tmp_path):
-    """The output has neither a table of levels nor a command to run again."""
+    """If a request is refused after the run was opened, the output has neither a table of levels
+    nor a command to run again."""
     golden = tmp_path / "golden.json"
     golden.write_text("{}")
     arguments = ("--arch", "cpu", "--golden", str(golden), "tests/test_correctness.py")

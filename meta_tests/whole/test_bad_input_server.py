@@ -1,4 +1,4 @@
-"""Bad input about the server, the engine or the device gives one line, before anything starts."""
+"""Wrong input about the server, the engine or the device gives one line, before anything starts."""
 
 import functools
 import os
@@ -343,8 +343,9 @@ def test_a_model_folder_without_config(run_pytest, tmp_path):
 
 
 def test_nothing_is_started_on_a_machine_that_is_not_fit(run_pytest, tmp_path, canary_bf16):
-    """The first smoke test fails with the reason; tests that need a server are NOT_RUN, and none
-    starts."""
+    """On an unfit machine, the first smoke test fails with the reason.
+
+    Tests that need a server are NOT_RUN, and none is started."""
     text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     file = tmp_path / "greedy.toml"
     file.write_text(text.replace("memory_gib = 5", "memory_gib = 99999"))
@@ -380,7 +381,9 @@ def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
     ],
 )
 def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file, expected):
-    """The version is not the installed vLLM's; it is unknown if the checkout has none."""
+    """The version is that of the imported checkout, and not that of the installed vLLM.
+
+    If the checkout has none, it is unknown."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     if version_file:

@@ -1,4 +1,4 @@
-"""A search for a failing id finds its row."""
+"""A search for the id of a failed test finds its row in the source."""
 
 from pathlib import Path
 

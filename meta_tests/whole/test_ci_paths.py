@@ -1,5 +1,7 @@
-"""The CI examples (docs/ci) are executed: a good and a faulty pull request, two that wait, a push
-to main, the nightly run, and the first run without a trusted one."""
+"""The CI examples (docs/ci) are executed.
+
+The paths are a good and a faulty pull request, two that wait, a push to main, the nightly run, and
+the first run without a trusted one."""
 
 import re
 from collections.abc import Iterator
@@ -24,8 +26,9 @@ _TRUST = r"sm121 trust \S+ --benchmark-storage=\S*history"
 
 
 def _wrong_words(scripts: Scripts, example: str) -> Iterator[str]:
-    """Run each event's script up to the suite, with and without a trusted run; return wrong words
-    in its command."""
+    """Run each event's script up to the suite's command, with and without a trusted run.
+
+    Return the wrong words of the command."""
     for trusted in (False, True):
         (scripts.history / "trusted").mkdir() if trusted else None
         for event, (required, excluded) in _WORDS.items():
@@ -56,8 +59,9 @@ def _is_built_beside_a_run(loaded: dict, example: str) -> bool:
 
 
 def _lost(events: list[tuple[str, str]], text: str, example: str) -> Iterator[str]:
-    """Return the jobs that are cancelled when several arrive at once. `events`: each with its
-    ref."""
+    """Return the jobs that are cancelled when several arrive at once.
+
+    `events` contains each event with its ref."""
     loaded = yaml.safe_load(text)
     if _is_built_beside_a_run(loaded, example):
         yield "an image is built beside a run"
@@ -212,7 +216,9 @@ _SICK = [
 
 @pytest.mark.parametrize(("example", "before", "after", "complaint"), _SICK)
 def test_a_sick_example_is_noticed(example, before, after, complaint, tmp_path):
-    """The Spark's job is the last one in the file that contains the text."""
+    """A broken example is detected.
+
+    The Spark's job is the last one in the file that contains the text."""
     head, found, tail = EXAMPLES[example].rpartition(before)
     assert found
     assert complaint in _complaints(tmp_path / "ci", example, f"{head}{after}{tail}")
@@ -305,7 +311,7 @@ def test_the_action_passes_on_its_inputs(inputs, options, tmp_path):
 
 
 def test_the_action_compares_with_no_storage_that_is_misspelt(tmp_path):
-    """Only an empty folder counts as a first run."""
+    """Only an empty storage folder counts as a first run; a misspelt one is refused."""
     scripts = Scripts(tmp_path / "ci")
     (scripts.history / "trusted").mkdir()
     misspelt = f"{scripts.history}y"
@@ -341,14 +347,16 @@ def _stored(runner: Runner) -> int:
 
 
 def _ended(runner: Runner, example: str, event: str, *statuses: int) -> str:
-    """Run a job that must end with one of these statuses; return its output and summary."""
+    """Run a job that must end with one of these statuses. Return its output and its summary."""
     status, output, summary = runner.run(example, event)
     assert status in statuses, output
     return f"{output}\n{summary}"
 
 
 def _first_push_is_trusted_by_hand(runner: Runner) -> None:
-    """No run is trusted, and the first build is too slow: the job prints the command to type."""
+    """No run is trusted, and the first build is too slow.
+
+    The job prints the command with which a user trusts it."""
     runner.box.settings = {"faster": 8.0}
     text = _ended(runner, "github", "push", 1)
     assert "startup_s" in text and (_trusted(runner), _stored(runner)) == (0, 1)
@@ -383,8 +391,9 @@ def _sick_change_fails(runner: Runner, example: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_first_push_and_a_good_change(runner):
-    """A sample of the paths of the next test: a job of one example that fails, and a job of the
-    other one that is compared and passes."""
+    """A sample of the paths of the next test.
+
+    A job of one example fails, and a job of the other one is compared and passes."""
     _first_push_is_trusted_by_hand(runner)
     _good_change_passes(runner, "gitlab")
     assert (_trusted(runner), _stored(runner)) == (1, 1), "no change is stored"
@@ -393,7 +402,7 @@ def test_a_first_push_and_a_good_change(runner):
 @pytest.mark.slow("nine jobs; a sample of two is above")
 @pytest.mark.timeout(1200)
 def test_the_paths_of_both_examples(runner, monkeypatch):
-    """All paths on one history, in the order of a fork's life."""
+    """All paths are executed on one history, in the order in which a fork would use them."""
     _first_push_is_trusted_by_hand(runner)
     _better_push_is_stored_and_trusted(runner)
     for example in EXAMPLES:  # a good and a bad change; neither run is stored

@@ -1,6 +1,7 @@
-"""Whole runs with ``--benchmark-compare`` on a server of known timing: a build that is 10 % slower
-than the stored run ends red with its table, its verdict and the command to run again; the same
-build again ends green."""
+"""Whole runs with ``--benchmark-compare`` on a server of known timing.
+
+A build that is 10 % slower than the stored run ends red with its table, its verdict and the command
+to run again. The same build again ends green."""
 
 import re
 from pathlib import Path
@@ -39,7 +40,7 @@ THREE_FORMS = [
 
 @pytest.fixture
 def whole_run(run_pytest, timed_server, tmp_path):
-    """Run pytest on a server with a rate in tok/s; return the exit status and the run."""
+    """Run pytest on a server with a rate in tok/s. Return the exit status and the run."""
     profile = tmp_path / "paced.toml"
     profile.write_text(PROFILE)
 

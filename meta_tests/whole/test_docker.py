@@ -1,5 +1,5 @@
-"""docker/: the compose file is valid by its published schema, and the build context has the files
-that pip needs.
+"""The files in docker/: the compose file is valid by its published schema, and the build context
+has the files that pip needs.
 
 No docker runs here.
 """
@@ -57,7 +57,7 @@ def test_a_fault_of_the_compose_file_is_noticed(compose, service, key, value):
 
 
 def test_asks_is_small_and_wants_no_gpu(compose):
-    """The service only sends requests, so it needs no image with vLLM (20 GB)."""
+    """The service `asks` only sends requests, so it needs no image with vLLM (20 GB) and no GPU."""
     asks = compose["services"]["asks"]
     assert re.fullmatch(r"python:3\.\d+-slim", asks["build"]["args"]["IMAGE"])
     assert "gpus" not in asks and asks["network_mode"] == "host"
@@ -90,7 +90,7 @@ def test_variables_of_the_engine_are_passed_on(compose, name):
 
 
 def test_all_services_can_be_interpolated_without_variables(compose):
-    """`asks` must start without the variables of `dev`."""
+    """The service `asks` must start without the variables of `dev`."""
     text = json.dumps(compose)
     named = {*re.findall(r"\$\{(\w+)\}", text)}
     assert named <= {"PWD", "HOME"}, "each other variable has a default"
@@ -143,8 +143,8 @@ def test_the_context_is_enough_for_a_wheel(tmp_path):
 
 
 def test_kernels_of_a_release_do_not_run_in_place_of_a_changes():
-    """FlashInfer compares only version numbers, so a fork of a release loads the release's
-    kernels."""
+    """FlashInfer compares only version numbers, so a fork of a release would load the release's
+    kernels instead of its own."""
     text = (DOCKER / "Dockerfile.flashinfer").read_text("utf-8")
     assert text.index("uninstall -y flashinfer-jit-cache") < text.rindex("/opt/flashinfer\n")
     assert "ENV FLASHINFER_CUDA_ARCH_LIST=12.1a" in text

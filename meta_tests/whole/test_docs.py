@@ -51,7 +51,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced block of code on a page."""
 
     page: Path
     line: int
@@ -91,7 +91,7 @@ def test_schemas_are_up_to_date():
 
 
 def test_the_requirements_cover_every_test():
-    """The page has every test of a level; the test finds them by their names in the files."""
+    """The page lists every test of a level. This test finds them by their names in the files."""
     text = (DOCS / "requirements.md").read_text()
     for file in (ROOT / "tests").glob("test_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -182,7 +182,7 @@ def test_every_table_is_linked_from_a_page_that_people_read():
 
 
 def _counted() -> list[tuple[str, str, Path]]:
-    """Return the detected and all faults, and the table, of each row of the first page."""
+    """Return the numbers of detected and of all faults, and the table, of each row of the page."""
     text = (DOCS / "index.md").read_text("utf-8").partition("| faults | detected |")[2]
     rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| ([\d, ]+) \| \[.*?\]\(([^)#]+)", text, re.M)
     return [
@@ -286,7 +286,7 @@ def test_each_block_marked_run_runs(block):
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
 def test_every_name_of_the_package_in_python_exists(block):
-    """This includes blocks that are not run because they need a server."""
+    """This includes blocks of Python that are not run because they need a server."""
     tree = ast.parse(block.code)
     imported = {}
     for node in ast.walk(tree):
@@ -308,7 +308,7 @@ def _with_this_python(command: list[str]) -> list[str]:
 
 
 def _unknown(words: list[str], *more: str) -> list[str]:
-    """Return the options among words that neither the suite nor its commands have."""
+    """Return those options among the words that neither the suite nor its commands have."""
     declared, _ = options.declared()
     names = {name for option in declared for name in option.names}
     names |= {*re.findall(r"--[a-z-]+", commands.page(cli.parser())), *more}
@@ -316,7 +316,7 @@ def _unknown(words: list[str], *more: str) -> list[str]:
 
 
 def test_options_in_the_docs_exist():
-    """Options of commands that need a machine exist."""
+    """Options in the docs exist, even those of commands that need a machine."""
     consoles = [block for block in BLOCKS if block.language == "console"]
     lines = [line for block in consoles for line in block.code.splitlines()]
     typed = [line for line in lines if line.startswith(("$ pytest", "$ sm121"))]
@@ -326,7 +326,7 @@ def test_options_in_the_docs_exist():
 
 
 def test_each_word_behind_k_in_the_docs_selects_a_test():
-    """`-k exam` was documented, and selected no test: the ability of that name is no keyword."""
+    """`-k exam` was documented, but selected no test: the ability of that name is no keyword."""
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
     commands_ = re.findall(r"pytest ([^`|\n]*?)-k (\"[^\"`\n]+\"|[\w]+)", text)
     assert len(commands_) > 10
@@ -344,7 +344,7 @@ def _python_files(path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
 def test_ci_examples_are_sound(name):
-    """The examples are valid; test_ci_paths.py executes them."""
+    """The CI examples are valid. test_ci_paths.py executes them."""
     text = (DOCS / "ci" / name).read_text()
     loaded = yaml.safe_load(text)
     typed = "\n".join(re.findall(r"(?<=pytest )[^\n\"]*", text))
@@ -401,8 +401,8 @@ def _judges_the_change(job: dict) -> None:
     ],
 )
 def test_documented_containers_keep_what_is_compiled(name):
-    """A command that mounts the checkpoint also mounts the compilers' caches; otherwise every start
-    is cold."""
+    """A command that mounts the checkpoint also mounts the compilers' caches; otherwise, every
+    start is cold."""
     text = (DOCS / name).read_text("utf-8")
     blocks = [part for part in re.split(r"\n\s*\n", text) if ":/root/.cache/huggingface" in part]
     assert blocks
@@ -412,7 +412,7 @@ def test_documented_containers_keep_what_is_compiled(name):
 
 
 def test_the_image_keeps_an_entry_point_that_it_needs():
-    """The entry point is run without docker, and the rest is read."""
+    """The image's entry point is run without docker, and the rest of its files is read."""
     script = ROOT / "docker" / "entrypoint.sh"
     done = subprocess.run([script, "echo", "a b"], check=True, capture_output=True, text=True)
     assert done.stdout == "a b\n" and "/opt/nvidia/nvidia_entrypoint.sh" in script.read_text()
@@ -436,7 +436,7 @@ def test_issue_forms_and_hooks_are_sound():
 
 
 def test_a_commit_has_a_subject_of_the_form_in_contributing():
-    """The hook and the workflow use this pattern for the whole message."""
+    """The hook and the workflow use this pattern for the whole message of a commit."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     pattern = re.compile(tools["commitizen"]["customize"]["schema_pattern"])
     assert pattern.match("fix(gate): judge the median")
@@ -455,7 +455,7 @@ def test_the_traps_of_the_readme_are_those_that_were_measured():
 
 
 def test_the_readme_shows_what_sm121_path_prints():
-    """The log of a real GB10 is in the repository."""
+    """The README shows the output of `sm121 path` for the log of a real GB10 in the repository."""
     (block,) = [b for b in BLOCKS if b.page.name == "README.md" and b.mark == "run"]
     command, _, shown = block.code.partition("\n")
     words = _with_this_python(shlex.split(command.removeprefix("$ ")))
@@ -464,7 +464,7 @@ def test_the_readme_shows_what_sm121_path_prints():
 
 
 def test_no_command_depends_on_an_address_that_is_not_published():
-    """Only mkdocs.yml contains the address, for the time after publication."""
+    """Only mkdocs.yml contains the address of the site, for the time after publication."""
     (address,) = re.findall(r"^repo_url: https://(\S+)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     files = [
         *PAGES, *(DOCS / "ci").iterdir(), *(ROOT / "docker").iterdir(), ROOT / "action.yml",

@@ -1,4 +1,4 @@
-"""Another project uses the installed suite, by its entry point and by the documented names."""
+"""Another project uses the installed suite, through its entry point and the documented names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_their_own_run_passes(project, fault_server):
 
 
 def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
-    """`-p sm121.plugin` and a path are enough."""
+    """To run one level of the suite, `-p sm121.plugin` and a path are sufficient."""
     (project / "pytest.ini").write_text("[pytest]\n")
     options = ("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project))
     test = f"{ROOT / 'tests' / 'test_smoke.py'}::test_health"
@@ -89,7 +89,7 @@ def test_a_fixture_of_the_suite_without_a_level_is_one_line(project, fixture):
 
 
 def test_documented_blocks_are_functions_of_the_project():
-    """Documented blocks are functions of this project."""
+    """The documented blocks of code are functions of this project."""
     text = (ROOT / "docs" / "python-api.md").read_text()
     mark = r"<!-- run: meta_tests/whole/test_downstream\.py .*?```python\n(.*?)```"
     blocks = re.findall(mark, text, re.S)
@@ -100,7 +100,7 @@ def test_documented_blocks_are_functions_of_the_project():
 
 
 def _functions(code: str) -> dict[str, str]:
-    """Return the source of each function without its decorators, by name."""
+    """Return the source of each function without its decorators. The keys are their names."""
     return {
         node.name: ast.unparse(ast.FunctionDef(**{**vars(node), "decorator_list": []}))
         for node in ast.parse(code).body

@@ -37,7 +37,7 @@ class Ended:
 
     @property
     def refusal(self) -> str:
-        """The line of a refusal, before any test ran."""
+        """The line of a refusal, which comes before any test."""
         assert self.status == 4 and "Traceback" not in self.output, self.output
         assert "INTERNALERROR" not in self.output and " passed" not in self.output, self.output
         (line,) = [line for line in self.output.splitlines() if line.startswith("ERROR: ")]
@@ -51,7 +51,7 @@ class Ended:
 
 @dataclass
 class Theirs:
-    """A copy of the project outside of the suite's checkout."""
+    """A copy of the user's project, outside of the suite's checkout."""
 
     folder: Path
     _begin: Callable[..., object]
@@ -153,7 +153,9 @@ def test_too_few_rounds_are_undecided_and_say_how_many_it_takes(project):
 
 
 def test_equal_samples_are_reported(project):
-    """Counts are equal in each round, as is a counter that does not change."""
+    """Equal samples are reported.
+
+    Counts are equal in each round, and so is a counter that does not change."""
     (project.folder / TESTS).write_text(
         "def test_x(gate):\n"
         "    gate('tokens', [64] * 40, minimum=60)\n"
@@ -262,7 +264,9 @@ def test_a_failure_that_its_test_catches_is_no_baseline(stored):
 
 
 def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
-    """Each gate passes; the limit applies to the rounds of the benchmark."""
+    """Each gate passes, but the limit applies to the rounds of the benchmark.
+
+    No traceback is shown."""
     stored.replace('unit="ms"', 'unit="ms", worse_by=0.5')
     stored.replace('unit="tok/s"', 'unit="tok/s", worse_by=0.5')
     ended = stored.run(COMPARE, "--benchmark-compare-fail=median:5%", level=SLOWER)
@@ -272,7 +276,7 @@ def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
 
 
 def test_a_run_of_some_tests_hides_no_other_metric(stored):
-    """The latest stored run has only one of two metrics."""
+    """The latest stored run has only one of two metrics. The other one is still compared."""
     assert stored.run(SAVE, "-k", "first_token").status == 0
     slower = stored.run(COMPARE, level=SLOWER)
     assert "tg32@d0: expected a loss against 0001" in slower.output, slower.output

@@ -33,7 +33,7 @@ def project(tmp_path):
 
 @dataclass
 class Ended:
-    """A run that has ended, with both of its streams in one text."""
+    """A run that has ended. Both of its streams are in one text."""
 
     returncode: int
     stdout: str
@@ -41,8 +41,8 @@ class Ended:
 
 @pytest.fixture
 def run(project, warm_pytest) -> Callable[..., Ended]:
-    """Run pytest in the project, in a fork of a warm process unless workers or variables are
-    given."""
+    """Run pytest in the project, in a fork of a process that has imported pytest, unless workers or
+    variables are given."""
 
     def run(*arguments: str, **more: str) -> Ended:
         inherited = {
@@ -266,7 +266,8 @@ def test_the_suite_needs_it(project, run):
 
 
 def test_a_marker_narrows_a_test_of_a_level(project, run, fault_server):
-    """The project's tests beside those of levels: the target is the server's machine."""
+    """If the project's tests run together with those of levels, the target is the server's
+    machine."""
     (project / "pytest.ini").write_text(SUITE_IN_INI)
     (project / "test_levels.py").write_text(
         "import pytest\n\npytestmark = [pytest.mark.smoke, pytest.mark.applies_to('gpu', 'cpu')]\n"

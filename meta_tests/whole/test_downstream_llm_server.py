@@ -55,8 +55,9 @@ def run(project: Path, *arguments: str, **more: str) -> subprocess.CompletedProc
 
 
 def outcomes(output: str) -> dict[str, str]:
-    """Return the outcome of each test by its name, by ``-rA``; an error replaces an earlier
-    outcome."""
+    """Return the outcome of each test from the output of ``-rA``.
+
+    An error replaces an earlier outcome. The keys are the tests' names."""
     found = re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) \S*?::(\w+)", output, re.M)
     return {name: outcome for outcome, name in found}
 
@@ -204,7 +205,7 @@ def pytest_addoption(parser):
 
 
 def test_a_project_that_does_not_use_it_notices_nothing(project):
-    """An option of the same name is the project's, and nothing of the suite is imported."""
+    """An option of the same name belongs to the project, and nothing of the suite is imported."""
     (project / "conftest.py").write_text(THEIRS)
     (project / "test_page.py").write_text(
         "import sys\n\ndef test_it(pytestconfig):\n"

@@ -1,4 +1,4 @@
-"""Modules exchange fields: a text that looks like another one changes nothing."""
+"""Modules exchange fields, so a text that looks like another one changes nothing."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page for readers of the original documents has each name that these documents use."""
+"""The page for readers of the original documents contains each name that these documents use."""
 
 import pytest
 

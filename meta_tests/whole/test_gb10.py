@@ -1,5 +1,5 @@
-"""The suite on the stand-in for a GB10 (`gb10/`): a healthy one passes, a faulty one fails with its
-cause."""
+"""The suite on the simulated GB10 (`gb10/`): a healthy machine passes, and a faulty one fails with
+its cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOBODY = Behind("http://127.0.0.1:9", "nobody")
 
 @pytest.fixture(scope="module")
 def behind(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
-    """Start the real vLLM that answers for all stand-ins."""
+    """Start the real vLLM that generates the answers of all simulated GB10s."""
     with vllm_on_the_cpu(canary_bf16, tmp_path_factory.mktemp("behind") / "log") as running:
         yield running
 
@@ -109,7 +109,8 @@ def test_the_action_has_no_verdict_where_pytest_refuses(tmp_path):
 
 
 def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
-    """No server starts, and the line contains the command that downloads the drafter."""
+    """If a drafter is not on this machine, no server starts, and the line contains the command that
+    downloads the drafter."""
     box = Machine(tmp_path / "gb10", "0.33.0", NOBODY, environment={"HF_HOME": str(tmp_path)})
     box.build()
     done = box.run("--plan", "quick", "--configuration", "eagle3-short", "tests/test_smoke.py")
@@ -119,7 +120,7 @@ def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
 
 
 def _documented_call(hypothesis: str) -> list[str]:
-    """Return pytest's arguments in the header of a file of hypotheses."""
+    """Return pytest's arguments from the header of a file of hypotheses."""
     text = (ROOT / "fixtures" / "hypotheses" / hypothesis).read_text("utf-8")
     header = [line[1:] for line in text.splitlines() if line.startswith("#")]
     words = shlex.split("\n".join(header).partition("pytest ")[2].replace("\\\n", " "))
@@ -127,7 +128,7 @@ def _documented_call(hypothesis: str) -> list[str]:
 
 
 def _compile(box: Machine) -> None:
-    """Put machine code for GB10 into vLLM's libraries, if there is an nvcc."""
+    """Put machine code for GB10 into vLLM's libraries, if this machine has an nvcc."""
     if nvcc := shutil.which("nvcc"):
         source = box.folder / "kernel.cu"
         source.write_text(SMALL_KERNEL)
@@ -164,7 +165,7 @@ def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
 
 @pytest.mark.slow("an interpreter of its own")
 def test_libraries_without_code_for_gb10(tmp_path: Path):
-    """The same test fails if vLLM was built for other GPUs."""
+    """The test of the libraries fails if vLLM was built for other GPUs."""
     box = Machine(tmp_path / "gb10", BUILD, NOBODY, version=TAGGED, code="90a")
     box.build()
     done = box.run("tests/test_kernel.py::test_engine_has_code_for_this_gpu")

@@ -1,6 +1,7 @@
 """Each test that a certificate of the GB10 profile requires can run on a healthy GB10, or has a
-reason why it does not apply. ``WAYS`` says, for what a test uses (a fixture, a marker), on which
-servers it can run."""
+reason why it does not apply.
+
+``WAYS`` says, for each fixture or marker of a test, on which servers the test can run."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def _judged(judging: profile.Profile, operation: str) -> tuple[str, str | None]:
 
 
 def way(judging: profile.Profile, name: str, test: object) -> tuple[str, str | None]:
-    """Return how a test can run, and the reason if it can never run; None without one."""
+    """Return how a test can run, and the reason if it can never run; None without a reason."""
     test = inspect.unwrap(test)
     marks = {mark.name: mark.args for mark in getattr(test, "pytestmark", [])}
     if (ability := marks.get("ability")) and (why := judging.correctness.cannot.get(ability[0])):
@@ -117,7 +118,7 @@ def ways(judging: profile.Profile) -> dict[str, tuple[str, str | None]]:
 
 
 def test_no_test_is_a_gap_for_ever():
-    """Seven tests were such gaps: four with the oracle, the length of answers, and two of MXFP4's
+    """Seven tests could never run: four with the oracle, the length of answers, and two of MXFP4's
     bytes."""
     by_test = ways(GB10)
     gaps = {test: why for test, (_, why) in by_test.items() if why is not None}

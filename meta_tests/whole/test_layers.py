@@ -1,4 +1,4 @@
-"""The layers of the package hold, and a violating import is reported by name."""
+"""The layers of the package are respected, and a violating import is reported by name."""
 
 import os
 import shutil

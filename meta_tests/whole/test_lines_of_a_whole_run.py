@@ -1,4 +1,4 @@
-"""Log lines of the engine in a whole run on the stand-in for a GB10 (`gb10/`)."""
+"""Log lines of the engine in a whole run on the simulated GB10 (`gb10/`)."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ source = "a test"
 
 
 def machine(folder: Path, timed_server, **settings: object) -> Machine:
-    """A stand-in whose untimed requests a fast server answers."""
+    """A simulated machine whose untimed requests a fast server answers."""
     server = timed_server("--rate", "2000", "--prefill-rate", "1e6")
     box = Machine(
         folder / "gb10", "0.33.0", Behind(server.base_url, "none"), rates=RATES, settings=settings

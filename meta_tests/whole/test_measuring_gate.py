@@ -1,5 +1,6 @@
-"""The performance level as a user runs it, on servers of known rate. These tests measure time and
-need an idle machine."""
+"""The performance level as a user runs it, on servers of known rate.
+
+These tests measure time, so they need an idle machine."""
 
 from statistics import median
 
@@ -25,8 +26,9 @@ def judge(run_pytest, server, *options):
 
 @pytest.fixture
 def passing_run(timed_server, run_pytest, tmp_path):
-    """Run the selected checks of a shorter profile on a server of some rate, in tok/s; the run must
-    pass."""
+    """Run the selected checks of a shorter profile on a server with a rate in tok/s.
+
+    The run must pass."""
     (tmp_path / "shorter.toml").write_text(SHORTER)
 
     def run(selected: str, rate: str):
@@ -61,7 +63,9 @@ def test_53_tokens_a_second_pass_with_grade_minimum(passing_run):
     "selected", ["per_token or between_chunks or to_the_end", "concurrent or of_several"]
 )
 def test_the_rest_of_the_level_passes_on_a_fast_server(selected, passing_run):
-    """All of the level except chats and samples, which `test_bench_chats` tests."""
+    """The other tests of the level pass on a fast server.
+
+    `test_bench_chats` tests chats and samples."""
     _, run = passing_run(selected, "150")
     passed = [test["id"] for test in run.verdict["tests"] if test["verdict"] == "PASS"]
     assert len(passed) >= 5, run.output
@@ -87,7 +91,9 @@ def _quick(run_pytest, timed_server, *server, options=()):
 def test_52_tokens_a_second_are_asked_of_every_server(
     timed_server, run_pytest, rate, traps, verdict
 ):
-    """Without --configuration. One server has 47 tok/s, which a popular client calls 52."""
+    """Without --configuration, 52 tok/s are required of every server.
+
+    One server has 47 tok/s, which a popular client reports as 52."""
     status, run = _quick(run_pytest, timed_server, "--rate", str(rate), *traps)
     assert (run.verdict["verdict"], status) == (verdict, int(verdict == "FAIL")), run.output
     assert run.verdict["question"] is None
@@ -100,7 +106,8 @@ def test_52_tokens_a_second_are_asked_of_every_server(
 
 @pytest.mark.slow("the same server with another question")
 def test_the_last_line_names_another_configuration(timed_server, run_pytest):
-    """37 tok/s are so much more than a release reaches that few rounds decide."""
+    """37 tok/s are so much more than a release reaches that few rounds are sufficient for a
+    decision."""
     stock = ("--configuration", "stock")
     status, run = _quick(run_pytest, timed_server, "--rate", "37", options=stock)
     assert (run.verdict["verdict"], status) == ("PASS", 0), run.output
@@ -120,7 +127,7 @@ def test_a_number_that_cannot_be_trusted_is_invalid_and_not_green(timed_server, 
 
 @pytest.mark.slow("300 requests")
 def test_tails_are_gathered(timed_server, run_pytest):
-    """One request in a hundred takes three seconds, and --percentiles fails."""
+    """One request in a hundred takes three seconds, and --percentiles fails because of these."""
     server = timed_server(*("--rate", "2000", "--prefill-rate", "1e6", "--trap", "one-in-100-slow"))
     options = ("-k", "time_to_first_token and p99", "--percentiles")
     status, run = judge(run_pytest, server, *options)

@@ -1,4 +1,5 @@
-"""meta_tests/unit mirrors the plugins: a file has the name of the module that it tests."""
+"""The folder meta_tests/unit mirrors the plugins: a file has the name of the module that it
+tests."""
 
 from pathlib import Path
 
@@ -12,13 +13,13 @@ TOOLS = ROOT / "tools"
 
 
 def modules_of(folder: Path) -> set[str]:
-    """Return the names of the modules and packages of a folder, and its own name."""
+    """Return the names of the modules and packages of a folder, and the folder's own name."""
     names = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir()}
     return names | {folder.name}
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of tools, a plugin or a package that a folder of unit tests is for."""
+    """Return the folder of tools, a plugin or a package to which a folder of unit tests belongs."""
     if name == "tools":
         return TOOLS
     if (PLUGINS / name).is_dir():
@@ -34,7 +35,8 @@ def folder_of(name: str) -> Path:
     ],
 )
 def test_a_file_is_named_after_its_module(path):
-    """`unit/measure/test_gate.py`, or `test_gate_starts.py` if one file would be too long."""
+    """A file is named `unit/measure/test_gate.py`, or also `test_gate_starts.py` if one file would
+    be too long."""
     tested = folder_of(path.parent.name)
     assert path.parent.parent == META / "unit" and tested.is_dir(), "a folder for each package"
     words = path.stem.removeprefix("test_").split("_")

@@ -1,4 +1,4 @@
-"""The steps of the page "You add a check" are followed on a copy of the tree."""
+"""The steps of the page "You add a check" work on a copy of the tree."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _COMMAND = re.compile(r"^\$ python (?P<arguments>.+)$", re.M)
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """Return a copy of the tree with the page's additions."""
+    """Return a copy of the tree with the additions of the page."""
     copy = tmp_path_factory.mktemp("tree")
     for part in PARTS:
         # Copy the bytecode, too, because compiling it takes longer.

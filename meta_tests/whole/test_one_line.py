@@ -1,5 +1,7 @@
-"""A refused request gives one line with the next step, whenever it is refused. A run without a
-measurement gives one line, too, and leaves the report of an earlier measuring run."""
+"""A refused request gives one line with the next step, whenever it is refused.
+
+A run without a measurement gives one line, too, and keeps the report of an earlier measuring run.
+"""
 
 import json
 import os
@@ -79,7 +81,7 @@ def pytest_collection_modifyitems():
 
 
 def the_line(run) -> str:
-    """Return the only line, without lines about the progress of a busy machine."""
+    """Return the only line, without the progress lines of a busy machine."""
     lines = [line for line in run.output.splitlines() if line.strip()]
     (line,) = [line for line in lines if not GOES_ON.fullmatch(line)]
     return line
@@ -155,7 +157,7 @@ def test_make_refuses_a_plan_before_it_makes_the_environment(words):
 
 
 def test_a_run_has_its_header(run_pytest, fault_server):
-    """The order on the screen is pytest's: header, collected tests, levels."""
+    """The order on the screen is that of pytest: header, collected tests, levels."""
     status, run = run_pytest(
         "--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health"
     )
@@ -215,7 +217,7 @@ def test_a_healthy_address_that_does_not_answer_names_the_log(capsys):
 
 
 def test_a_folder_behind_a_space_is_refused_with_what_to_write(tmp_path):
-    """pytest takes the folder for tests, and does not read the suite's pytest.ini."""
+    """pytest takes a folder after a space for tests, and does not read the suite's pytest.ini."""
     command = [sys.executable, "-m", "pytest", "--arch", "gb10", "--report-dir"]
     done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 4
@@ -228,7 +230,7 @@ def test_a_folder_behind_a_space_is_refused_with_what_to_write(tmp_path):
 
 @pytest.fixture
 def clone(tmp_path, warm_pytest):
-    """Return a folder with the suite's settings and tests, and its own report directory."""
+    """Return a folder with the suite's settings and tests, and with its own report directory."""
     for name in ("pytest.ini", "conftest.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
@@ -275,7 +277,8 @@ def test_a_run_without_tests_that_should_be_stored_gives_one_line(clone):
 
 
 def test_a_named_report_directory_is_that_of_its_run(clone):
-    """CI reads verdict.json there, and must never find an earlier verdict."""
+    """CI reads verdict.json in the named directory, and must never find an earlier verdict
+    there."""
     status, report = clone("-m", "sm90", "--report-dir=conformance-report")
     assert (status, verdict(report)) == (5, "NOT_RUN")
 

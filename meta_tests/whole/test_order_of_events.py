@@ -1,4 +1,4 @@
-"""The order of a run's events, as the spine logs it, equals a written list."""
+"""The order of a run's events, as the module `spine` logs it, equals a written list."""
 
 import importlib
 import os
@@ -20,7 +20,10 @@ SAMPLES = '"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2]'
 
 @pytest.fixture
 def begin(start_pytest, fault_server, tmp_path):
-    """Start a run, attached to a server; return it and a reader of each process's steps."""
+    """Start a run that attaches to a server.
+
+    Return the run and a reader of each process's steps.
+    """
 
     def start(*arguments, samples: str = "{}", warm: bool = True):
         files = {"SM121_META_STEPS": str(tmp_path / "steps-"), "SM121_META_SAMPLES": samples}
@@ -82,7 +85,7 @@ def test_a_run_that_ends_by_itself(begin, arguments, status, between):
 
 
 def test_a_run_that_is_interrupted(begin):
-    """No further measurement starts, and the last line is still written."""
+    """After an interrupt, no further measurement starts, and the last line is still written."""
     both = f"{VERDICTS}::test_pass", "meta_tests/whole/scenarios/endings.py::test_waits"
     run, steps = begin(*both, warm=False)
     run.wait_for("correctness: 2 checks", 60)
@@ -94,7 +97,7 @@ def test_a_run_that_is_interrupted(begin):
 
 
 def test_a_run_that_measures(begin):
-    """The machine is read again before anything is stored or closed."""
+    """After a measurement, the machine is read again before anything is stored or closed."""
     run, steps = begin("meta_tests/whole/scenarios/measurements.py", samples=f"{{{SAMPLES}}}")
     run.wait()
     assert steps()[:3] == BEGINNING
@@ -105,7 +108,7 @@ def test_a_run_that_measures(begin):
 
 @pytest.mark.slow("a run with workers")
 def test_a_run_that_loses_a_worker(begin):
-    """The first process merges the parts after all workers have ended."""
+    """If a worker is lost, the first process merges the parts after all workers have ended."""
     chosen = ("-n2", "-k", "among or in_order or all_the_same")
     run, steps = begin("meta_tests/whole/scenarios/spread.py", *chosen)
     assert run.wait() == 1, run.output
@@ -117,7 +120,7 @@ def test_a_run_that_loses_a_worker(begin):
 
 @pytest.mark.slow("another end by the same signal")
 def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
-    """An interrupted run reads no history, and keeps its measurements."""
+    """An interrupted run does not read the history, but keeps its measurements."""
     samples = f'{{{SAMPLES}, "startup_s": {{"waits": true}}}}'
     words = ("-v", "--benchmark-autosave", "--benchmark-storage", str(tmp_path / "none"))
     scenario = "meta_tests/whole/scenarios/measurements.py"
@@ -145,7 +148,7 @@ def test_every_hook_is_implemented_once_and_in_one_module():
 
 
 class Interruptible:
-    """What the reaction to a signal uses of a session."""
+    """A session with the parts that the reaction to a signal uses."""
 
     interrupted = False
 
@@ -155,14 +158,14 @@ class Interruptible:
 
 @pytest.fixture
 def signals():
-    """A session's reaction to SIGINT."""
+    """How a session reacts to SIGINT."""
     signals = Signals(Interruptible())
     yield signals
     signals.restore()
 
 
 class Dying:
-    """Python ignores exceptions of its `__del__`."""
+    """An object with a `__del__` whose exceptions Python ignores."""
 
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)

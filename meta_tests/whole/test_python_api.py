@@ -21,7 +21,7 @@ for name in ("pytest", "_pytest", "pytest_benchmark"):
 
 
 def script() -> str:
-    """Return the block of the page that is marked for this test."""
+    """Return the code block of the page that is marked for this test."""
     page = (ROOT / "docs" / "python-api.md").read_text("utf-8")
     block = r"<!-- run: meta_tests/whole/test_python_api.py.*?```python\n(.*?)```"
     return re.search(block, page, re.S)[1]

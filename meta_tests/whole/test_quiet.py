@@ -1,4 +1,5 @@
-"""When tests that measure time wait, and when one is run again."""
+"""Tests that measure time wait for an idle machine, and are repeated if other work disturbed
+them."""
 
 import re
 import subprocess
@@ -72,7 +73,9 @@ def test_a_test_waits_for_a_quiet_moment_and_not_for_ever(loads, looks):
 
 
 def test_a_whole_test_is_set_up_again(tmp_path):
-    """With its fixtures; the report is that of the last run, and says that there was another."""
+    """A repeated test gets its fixtures again.
+
+    The report is that of the last run, and says that there was another run."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: it measures time\n")
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\nfrom meta_tests import quiet\n"

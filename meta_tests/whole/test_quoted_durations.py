@@ -33,7 +33,7 @@ def quoting_files() -> list[Path]:
 
 
 def blocks(file: Path) -> list[str]:
-    """Return paragraphs, lines of tables and lines of code."""
+    """Return the paragraphs, the lines of tables and the lines of code of a page."""
     text = file.read_text("utf-8").partition("<!-- Made by")[0]
     whole: list[str] = []
     in_code = file.suffix != ".md"
@@ -64,7 +64,9 @@ def minutes_of(match: re.Match[str]) -> tuple[float, float]:
 
 
 def minutes_said(row: durations.Quoted) -> tuple[float, float]:
-    """Return the same of a row; the duration of a plan is rounded as the suite does."""
+    """Return the smallest and the largest number of minutes of a row.
+
+    The duration of a plan is rounded as the suite does it."""
     if row.minutes is not None:
         return row.minutes
     match = _QUOTED.search(str(SHIPPED.time(row)))
@@ -73,7 +75,7 @@ def minutes_said(row: durations.Quoted) -> tuple[float, float]:
 
 
 def wrong_quotes(file: Path) -> list[str]:
-    """Return each duration that equals no row, or a row about something else."""
+    """Return each duration that equals no row, or equals a row about something else."""
     wrong = []
     for block in blocks(file):
         about = [row for row in SHIPPED.quoted if any(word in block for word in row.near)]
@@ -120,8 +122,9 @@ _BY_OPTION = ("quick", "regression")
 
 
 def checks_of_plans() -> dict[str, int]:
-    """Return the number of checks of each plan at the end of docs/plans.md, which test_docs.py
-    compares with `sm121 plan`."""
+    """Return the number of checks of each plan at the end of docs/plans.md.
+
+    test_docs.py compares that part with `sm121 plan`."""
     made = (ROOT / "docs" / "plans.md").read_text("utf-8").partition("<!-- Made by")[2]
     return {plan: int(checks) for plan, checks in re.findall(r"^\| (\w+) \| (\d+) \|", made, re.M)}
 

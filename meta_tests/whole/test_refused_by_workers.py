@@ -1,4 +1,4 @@
-"""A refusal has the same words with ``-n`` and without it.
+"""A refusal has the same text with and without ``-n``.
 
 No worker starts if the first process can refuse the request.
 """
@@ -65,7 +65,7 @@ def test_the_line_and_the_status_are_those_of_a_run_without_workers(
 
 
 def test_nothing_can_be_compared_with_workers(run_pytest, begins, tmp_path):
-    """Workers time nothing, so the first process refuses the option for any stored run."""
+    """Workers measure no times, so the first process refuses the option for any stored run."""
     words = ("-n", "2", "--arch", "cpu", "--benchmark-compare=0099", "tests/test_performance.py")
     status, run = run_pytest(*begins, *words)
     assert not (tmp_path / "begun").exists(), "no worker starts"

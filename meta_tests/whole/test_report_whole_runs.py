@@ -16,7 +16,8 @@ SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
 
 
 def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
-    """Options, a failure, the files, GitHub's part, and the closing lines."""
+    """A run writes its options, a failure, the files, the part for GitHub, and the closing
+    lines."""
     server = fault_server()
     step = tmp_path / "step.md"
     step.write_text("before\n")
@@ -56,7 +57,7 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
 
 @pytest.mark.slow("two runs in new interpreters")
 def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server):
-    """The run starts in another checkout, as a shard; the printed command runs the test."""
+    """The run starts in another checkout, as a shard. The printed command runs the test there."""
     server = fault_server(key="")
     (tmp_path / "here").mkdir()
     shutil.copy(ROOT / SCENARIOS, tmp_path)

@@ -96,7 +96,7 @@ def require_resumed(runs: Runs, whole: VerdictFile, report: Path) -> None:
 
 
 def kill_after(run: Any, report: Path, lines: int, pause_s: float) -> bool:
-    """Kill a run shortly after this many lines of events; return whether it was still running."""
+    """Kill a run shortly after this many lines of events. Return whether it was still running."""
     stream = report / events.NAME
     deadline = time.monotonic() + 60
     while run.process.poll() is None and time.monotonic() < deadline:
@@ -149,7 +149,7 @@ def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
 def test_a_run_that_is_killed_before_its_first_test_is_started_from_the_beginning(
     runs, tmp_path, lines
 ):
-    """Nothing was decided, and the environment was not read yet."""
+    """The run is killed before any decision, and before the environment was read."""
     runs.start(tmp_path / "whole").wait()
     whole = stored_run.file_of(tmp_path / "whole")
     report = tmp_path / "killed"
@@ -172,7 +172,8 @@ def test_a_run_that_is_killed_before_its_first_test_is_started_from_the_beginnin
 def test_a_run_that_is_killed_between_its_last_event_and_its_verdict_file(
     runs, tmp_path, continued_by
 ):
-    """No drawn moment is so short: the events have ended, and verdict.json is NOT_RUN."""
+    """The random moments never hit this one: the events have ended, and verdict.json is still
+    NOT_RUN."""
     runs.start(tmp_path / "whole").wait()
     whole = stored_run.file_of(tmp_path / "whole")
     report = tmp_path / "killed"
@@ -196,7 +197,7 @@ def test_a_run_that_is_killed_between_its_last_event_and_its_verdict_file(
 
 
 def test_the_file_of_junitxml_has_the_kept_verdicts_of_a_killed_run(runs, tmp_path):
-    """pytest collects all tests, but runs only those that were not decided."""
+    """In a resumed run, pytest collects all tests, but runs only those that were not decided."""
     files = [tmp_path / f"{name}.xml" for name in ("whole", "resumed")]
     runs.start(tmp_path / "whole", f"--junitxml={files[0]}").wait()
     report = tmp_path / "report"
@@ -243,7 +244,7 @@ def killed(runs, tmp_path):
     ],
 )
 def test_a_run_that_asks_for_something_else_is_refused(runs, killed, more, says):
-    """It is refused in one line, and the killed run can still be resumed."""
+    """The request is refused in one line, and the killed run can still be resumed."""
     before = (killed / events.NAME).read_bytes()
     refused = runs.start(killed, "--resume", *more)
     assert refused.wait() == 4 and says in refused.output, refused.output
@@ -252,7 +253,8 @@ def test_a_run_that_asks_for_something_else_is_refused(runs, killed, more, says)
 
 
 def test_a_run_that_compares_is_not_resumed_without_the_comparison(runs, killed):
-    """The list of tests may be the same: the suite compares at the end of the run."""
+    """The list of tests may be the same without the comparison, because the suite compares at the
+    end of the run."""
     stream = killed / events.NAME
     text = stream.read_text()
     assert '"compared": false' in text
@@ -313,7 +315,7 @@ def test_a_torn_line_is_removed_and_a_second_kill_is_resumed_too(runs, killed, t
 
 
 def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
-    """The smoke level runs again; it failed in the killed process."""
+    """The smoke level runs again. It failed in the killed process, and this stays."""
     stream = killed / events.NAME
     told = stream.read_text()
     smoke = '"id": "meta_tests/whole/scenarios/many_decisions.py::test_smoke"'
@@ -328,7 +330,7 @@ def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
 
 
 def test_merged_shards_a_resumed_run_and_one_run_are_equal(runs, tmp_path):
-    """One shard was killed and resumed."""
+    """One shard was killed and resumed. The merged run equals an uninterrupted one."""
     whole = tmp_path / "whole"
     runs.start(whole).wait()
     expected = shown(stored_run.file_of(whole))
@@ -358,7 +360,7 @@ def test_workers_and_one_run_are_equal(runs, tmp_path):
 def test_a_shard_without_tests_is_merged_if_it_is_of_the_same_run(
     start_pytest, fault_server, tmp_path
 ):
-    """Tests of one server are not divided, so that the other shards have none."""
+    """Tests of one server are not divided, so the other shards have no tests."""
     asked = ("--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health")
 
     def shard(name: str, status: int, *options: str) -> Path:
@@ -380,7 +382,10 @@ def test_a_shard_without_tests_is_merged_if_it_is_of_the_same_run(
 
 
 def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
-    """Its decisions count; the run is not green, and the other tests are NOT_RUN."""
+    """The decisions of a killed shard count.
+
+    The run is not green, and its other tests are NOT_RUN.
+    """
     shards = [tmp_path / f"shard-{number}" for number in (1, 2)]
     assert kill_after(runs.start(shards[0], "--shard", "1/2"), shards[0], 10, 0.0)
     runs.start(shards[1], "--shard", "2/2").wait()
@@ -419,7 +424,8 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
 
 @pytest.mark.slow("parts of which one was killed are read below")
 def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(runs, tmp_path):
-    """The controller was killed before it judged the box, the kernel and the stored runs."""
+    """The controller was killed before it judged the machine, the kernel's messages and the stored
+    runs."""
     report = tmp_path / "report"
     runs.start(report, *WORKERS).wait()
     (report / "verdict.json").unlink()
@@ -431,7 +437,7 @@ def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(r
 
 @pytest.mark.slow("starts two servers; the others attach")
 def test_a_run_with_a_server_of_its_own_is_resumed_with_another(start_pytest, tmp_path):
-    """The supervisor has ended the server of the killed process; its log remains."""
+    """The supervisor has ended the server of the killed process. The server's log remains."""
     environment = {**scripted_sessions.VARIABLES, "SM121_META_RAN": str(tmp_path / "ran")}
     engine = ("--engine-python", str(FAKES / "fake_python.py"), "--kernel-trace", "off")
 

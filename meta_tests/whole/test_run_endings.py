@@ -1,5 +1,7 @@
-"""After any end of a run, nothing remains: no process, zombie, port or memory. The tests use the
-real vLLM with its process tree; `scripted_sessions.py` starts a scripted engine."""
+"""After any end of a run, nothing remains: no process, zombie, port or memory.
+
+The tests use the real vLLM with its process tree; `scripted_sessions.py` starts a scripted engine.
+"""
 
 import os
 import re
@@ -21,14 +23,15 @@ pytestmark = pytest.mark.slow("a start of vLLM each; test_fault_catalogue.py kil
 
 @pytest.fixture
 def short_folder():
-    """A folder for temporary files: pytest's own paths are too long for vLLM's sockets."""
+    """A folder for temporary files with a short path, because pytest's own paths are too long for
+    vLLM's sockets."""
     with tempfile.TemporaryDirectory(prefix="meta-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def start(start_pytest, canary_bf16, short_folder):
-    """Start a scenario; return the run and the memory that was available before."""
+    """Start a scenario. Return the run and the memory that was available before."""
 
     def begin(scenario: str):
         memory = Memory.now()

@@ -1,5 +1,6 @@
-"""The documentation's site in a real browser, by screen, keyboard and network. It is built once,
-with the flags of `make docs` and another folder."""
+"""The documentation's site in a real browser: on the screen, with the keyboard, and on the network.
+
+It is built once, with the flags of `make docs` and another folder."""
 
 import os
 import re
@@ -105,7 +106,9 @@ def test_every_page_fits_a_telephone_and_asks_no_network(chromium, site):
 @pytest.mark.slow("the site, and each of its pages once; `make lint` builds it too")
 @pytest.mark.parametrize("look", LOOKS, ids=lambda look: f"{look[0]}-{look[1]}")
 def test_pages_can_be_read_by_everybody(chromium, site, look):
-    """axe-core with all rules; the four combinations cover each page once."""
+    """axe-core checks the pages with all rules.
+
+    The four combinations together cover each page once."""
     _look(chromium, site, look, NAV[SAMPLE[look] :: len(SAMPLE)], accessible=True)
 
 
@@ -126,7 +129,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """A site with a page for each fault, and one without a fault."""
+    """A site with a page for each fault, and a page without a fault."""
     folder = tmp_path_factory.mktemp("broken")
     for number, fault in enumerate(["Nothing is wrong here.", *FAULTS.values()]):
         page = folder / "docs" / f"page-{number}.md"

@@ -1,5 +1,7 @@
-"""Two ranks of a real vLLM on this machine's CPU: a start, a fault in one rank, and then its
-clients, its cause and the machine."""
+"""Two ranks of a real vLLM on this machine's CPU.
+
+They start, a fault happens in one rank, and then the clients, the cause and the machine are
+checked."""
 
 import contextlib
 import os
@@ -37,7 +39,7 @@ RUN = f"meta-two-real-{os.getpid()}"
 
 @pytest.fixture(scope="module")
 def pool(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
-    """Start servers with two ranks."""
+    """The pool that starts servers with two ranks."""
     limits = StartLimits(600, 180, 20)
     folder = tmp_path_factory.mktemp("two")
     made = ServerPool(limits=limits, directory=folder, run_id=RUN)
@@ -70,8 +72,9 @@ def worker_of_rank_1(managed: ManagedServer) -> psutil.Process:
 
 
 def shared_memory(managed: ManagedServer) -> set[Path]:
-    """Return the shared memory of both ranks. A process that ended since the agent's last reading
-    maps nothing."""
+    """Return the shared memory of both ranks.
+
+    A process that has ended since the agent's last reading maps nothing."""
     maps = []
     others = [entry["pid"] for entry in watch_of(managed).others[0].state["tree"]]
     for pid in (*(process.pid for process in managed.launch.processes()), *others):
@@ -81,7 +84,8 @@ def shared_memory(managed: ManagedServer) -> set[Path]:
 
 
 def clients(server: Server, plant) -> list[tuple[str, float]]:
-    """Return the results of four clients that run while a fault is injected, with the seconds."""
+    """Return the results of four clients that run while a fault is injected, with their durations
+    in seconds."""
     ended: list[tuple[str, float]] = []
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""FlashInfer with kernels of another release: reported before a start, and by the kernel
+"""FlashInfer with kernels of another release is reported before a start, and by the kernel
 provider."""
 
 import importlib
@@ -19,7 +19,7 @@ MISMATCH = "flashinfer-cubin version (0.6.13) does not match flashinfer version 
 
 
 def installed(folder: Path, packages: dict[str, str]) -> dict[str, str]:
-    """The environment of an interpreter with these versions of packages, by their modules."""
+    """The environment of an interpreter with these versions of packages. The keys are modules."""
     for module, version in packages.items():
         (folder / module).mkdir(parents=True)
         (folder / module / "__init__.py").write_text("")
@@ -97,7 +97,7 @@ def test_a_disabled_version_check_gives_no_finding(tmp_path: Path) -> None:
 
 
 def requires(folder: Path, package: str, version: str, *lines: str) -> None:
-    """Install a package with requirements."""
+    """Install a package that has requirements."""
     metadata = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     metadata.mkdir()
     wanted = "".join(f"Requires-Dist: {line}\n" for line in lines)

@@ -136,7 +136,8 @@ def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.
 
 @pytest.mark.slow("six seconds of a supervisor")
 def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
-    """On a full disk, neither its file nor the log can be written when a child ends."""
+    """On a full disk, neither the supervisor's file nor the log can be written when a child
+    ends."""
     scratch = tmp_path / "scratch"
     pids = tmp_path / "pids"
     code = text_file("server-of-a-child.txt").format(pids=str(pids))
@@ -259,8 +260,9 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
 
 @pytest.mark.parametrize("step_s", [1.0, -1.0, 3600.0, None])
 def test_a_clock_that_is_set_makes_no_other_server(monkeypatch, step_s):
-    """A changed clock does not change the identity of a process; another process has another
-    identity (None)."""
+    """A changed clock does not change the identity of a process.
+
+    Another process has another identity (None)."""
 
     def child() -> psutil.Process:
         started = children.enter_context(subprocess.Popen(["sleep", "60"]))

@@ -57,7 +57,7 @@ def copy_of_the_sources(folder: Path) -> Path:
 
 
 def test_a_wheel_has_every_package():
-    """An editable install finds packages that pyproject does not list; a wheel does not contain
+    """An editable install finds packages that pyproject does not list, but a wheel does not contain
     them."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = [file.parent for file in (ROOT / "plugins").rglob("__init__.py")]
@@ -144,7 +144,8 @@ def collected(output: str) -> list[str]:
 
 @pytest.mark.slow("two collections in new interpreters; the wheel's files are listed above")
 def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
-    """The same tests have the same ids, because the inventory of a certificate lists them."""
+    """The wheel's tests have the same ids as those of a clone, because the inventory of a
+    certificate lists them."""
     typed = ["--collect-only", "-q", "-m", "sm121", "--plan=full", "--matrix=none"]
     wheel = sm121_run(offline, tmp_path, *typed)
     clone = subprocess.run(
@@ -193,7 +194,9 @@ def test_the_wheel_compares_engines_by_its_own_levels(offline, tmp_path):
 
 @pytest.mark.slow("two starts of the installed suite; the one before judges a server with it")
 def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
-    """Options that `sm121 run` adds are no reason to refuse; options that change the tests are."""
+    """Options that `sm121 run` adds are no reason to refuse a certificate.
+
+    Options that change the tests are."""
     to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")
     done = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
     assert done.returncode == 4 and "--certify with paths or node ids" in done.stderr, done.stderr
@@ -204,7 +207,8 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
 
 @pytest.fixture
 def theirs(tmp_path) -> Callable[..., Callable[..., str]]:
-    """A project of a user, away from the checkout, and how its tests are run; the output."""
+    """A user's project outside of the checkout, a function that runs its tests, and their
+    output."""
 
     def project(python: Path, name: str, **more: str) -> Callable[..., str]:
         made = shutil.ignore_patterns("__*", ".*")
@@ -240,7 +244,8 @@ def test_the_wheel_selects_and_skips_in_another_project(offline, theirs):
 
 @pytest.mark.slow("three runs in the environment with the wheel; the project's own test has more")
 def test_the_wheel_gates_what_another_project_measures(offline, theirs):
-    """With its `pytest` alone: stored, compared, and 10 % slower."""
+    """With only the project's own `pytest`, a measurement is stored and compared, and one that is
+    10 % slower fails."""
     run = theirs(offline / "python", "downstream_bench_gate", OUR_LEVEL="60")
     clock = "--benchmark-timer=our_server.clock"
     run(0, clock, "--benchmark-autosave")
@@ -251,7 +256,9 @@ def test_the_wheel_gates_what_another_project_measures(offline, theirs):
 
 @pytest.mark.slow("a run of the suite in the environment with the wheel")
 def test_the_wheel_judges_the_tests_of_another_project(offline, theirs, fault_server, tmp_path):
-    """The suite's levels, fixtures and gates judge them; their profile names no machine."""
+    """The suite's levels, fixtures and gates judge the project's tests.
+
+    The project's profile names no machine."""
     shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text("utf-8")
     without_box = re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", shipped, flags=re.M)
     run = theirs(offline / "python", "downstream")
@@ -265,7 +272,7 @@ def test_the_wheel_judges_the_tests_of_another_project(offline, theirs, fault_se
 
 @pytest.fixture(scope="module")
 def beside_vllm(wheelhouse, tmp_path_factory) -> Path:
-    """Return the Python of an environment like this one with the suite as a wheel."""
+    """Return the Python of an environment like this one, in which the suite is a wheel."""
     environment = tmp_path_factory.mktemp("beside") / "beside"
     subprocess.run(["cp", "-as", sys.prefix, environment], check=True)
     python = environment / "bin" / "python"
@@ -275,7 +282,7 @@ def beside_vllm(wheelhouse, tmp_path_factory) -> Path:
 
 
 def real_vllm(model: Path, folder: Path) -> None:
-    """Write a project's pytest.ini, by which it starts a real vLLM on this CPU."""
+    """Write a project's pytest.ini, with which it starts a real vLLM on this CPU."""
     (folder / "pytest.ini").write_text(
         f"[pytest]\nllm_model = {model}\n"
         "llm_args = --max-model-len 512 --enforce-eager --num-gpu-blocks-override 64\n"
@@ -295,8 +302,8 @@ def test_the_wheel_serves_another_project(beside_vllm, theirs, canary_bf16, tmp_
 def test_a_project_with_all_plugins_has_them_of_the_wheel(
     beside_vllm, theirs, canary_bf16, tmp_path
 ):
-    """It selects and skips tests, starts a real vLLM on the CPU, gates its rate, and compares
-    it."""
+    """The project selects and skips tests, starts a real vLLM on the CPU, and gates and compares
+    its rate."""
     run = theirs(beside_vllm, "downstream_all", VLLM_CPU_KVCACHE_SPACE="1")
     real_vllm(canary_bf16, tmp_path / "theirs")
     here = ("--arch", "cpu")
@@ -310,7 +317,8 @@ def test_a_project_with_all_plugins_has_them_of_the_wheel(
 
 @pytest.mark.slow("another environment, with httpx and numpy alone")
 def test_the_clock_of_the_wheel_measures_as_the_suite(wheelhouse, timed_server, tmp_path):
-    """The same answers give the same digits; and it makes a whole measurement by itself."""
+    """The same answers give the same digits, and `sm121.clock` of the wheel also makes a whole
+    measurement by itself."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     pip(python, *OFFLINE, str(wheelhouse), "--no-deps", "sm121-conformance", **NO_NETWORK)
@@ -336,7 +344,10 @@ def test_the_clock_of_the_wheel_measures_as_the_suite(wheelhouse, timed_server, 
 
 @pytest.mark.slow("another environment")
 def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
-    """It is installed without a network; build isolation finds setuptools in the wheelhouse."""
+    """The clone is installed without a network.
+
+    Build isolation finds setuptools in the wheelhouse.
+    """
     source = copy_of_the_sources(tmp_path)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "container"], check=True)
     python = tmp_path / "container" / "bin" / "python"

@@ -32,7 +32,7 @@ def judged(tmp_path, *changes, log=UNFUSED, configuration="mxfp4", own=BUILD, ar
 
 
 def without(log, *parts):
-    """Return the lines of a log that contain one of these parts, each to be removed."""
+    """Return replacements that remove the lines of a log which contain one of these parts."""
     lines = (LOGS / log).read_text("utf-8").splitlines(keepends=True)
     return [(line, "") for line in dict.fromkeys(lines) if any(part in line for part in parts)]
 
@@ -140,8 +140,10 @@ def test_values_without_a_line_are_not_shown_and_contradict_nothing(tmp_path):
 
 
 def test_arguments_override_values_but_not_required_features(tmp_path):
-    """An owner may request float16 or drafts. An owner who switches off the graphs of a
-    configuration that requires them does not test that configuration."""
+    """An owner may request float16 or drafts.
+
+    If a configuration requires graphs and the owner switches them off, this does not test the
+    configuration."""
     for change, arguments in (
         (("dtype=torch.bfloat16", "dtype=torch.float16"), ["--dtype", "float16"]),
         (("enable_prefix_caching=True", "enable_prefix_caching=False"),
@@ -160,7 +162,7 @@ def test_arguments_override_values_but_not_required_features(tmp_path):
 
 
 def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
-    """Releases print the KV dtype twice: by the configuration's name, and by torch's."""
+    """Releases print the KV dtype twice: with the configuration's name and with torch's name."""
     other = "[selector.py:112] Using HND KV"
     line = (
         "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "

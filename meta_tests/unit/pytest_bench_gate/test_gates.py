@@ -20,7 +20,7 @@ MANY = [1e-5 + 1e-9 * (number % 7) for number in range(20_000)]
 
 
 class Session:
-    """Records what is stored."""
+    """A session that records what is stored."""
 
     def __init__(self) -> None:
         self.benchmarks: list = []

@@ -1,4 +1,6 @@
-"""A metric compared with a stored one: both intervals count, in the direction of the metric."""
+"""A metric is compared with a stored one.
+
+Both confidence intervals count, in the direction of the metric."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests that use `gate` by a fixture of their own, in a run of pytest."""
+"""Tests that use `gate` through a fixture of their own, in a run of pytest."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def test_it(): pass
 
 @pytest.fixture
 def run(tmp_path, warm_pytest):
-    """Run a file of tests; return the exit status and the output."""
+    """Run a file of tests. Return the exit status and the output."""
 
     def run(code: str) -> tuple[int, str]:
         (tmp_path / "test_it.py").write_text(code)

@@ -13,13 +13,13 @@ def test_rate(gate):
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory):
-    """The folder of the stored run 0001; it is empty until the first test has stored the run."""
+    """The folder of the stored run 0001. It is empty until the first test has stored the run."""
     return tmp_path_factory.mktemp("storage")
 
 
 @pytest.fixture
 def run(tmp_path, warm_pytest, storage):
-    """Run a project with a stored run, 0001; return the exit status and the output."""
+    """Run a project that has a stored run, 0001. Return the exit status and the output."""
     (tmp_path / "test_gated.py").write_text(GATED)
     (tmp_path / "test_other.py").write_text("def test_it(): pass\n")
     (tmp_path / "below").mkdir()

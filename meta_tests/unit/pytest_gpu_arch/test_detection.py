@@ -1,4 +1,4 @@
-"""The architecture of a machine, by torch or by NVML."""
+"""The architecture of a machine is detected with torch or NVML."""
 
 import pytest
 
@@ -16,7 +16,10 @@ from pytest_gpu_arch import detection
     ],
 )
 def test_detection_by_capability(monkeypatch, capability, nvml, name, evidence):
-    """torch detects it, else NVML does; a GPU without a name is not called a CPU."""
+    """torch detects the capability, or else NVML does.
+
+    A GPU without a name is not taken for a CPU.
+    """
     monkeypatch.setattr(detection, "_torch_capability", lambda: (capability, "torch: meta"))
     if nvml is not None:
         monkeypatch.setattr(detection, "_nvml_capability", lambda: (nvml, "NVML: meta"))

@@ -1,4 +1,4 @@
-"""The architectures in an expression of `-m`."""
+"""The architectures that an expression of `-m` names."""
 
 import pytest
 

@@ -36,8 +36,9 @@ detection.detect = lambda: detection.Detection(os.environ["MACHINE"] or None, "p
 
 @pytest.fixture
 def passed(tmp_path, warm_pytest):
-    """Run the tests on a machine; return the exit status, the names of the tests that passed, and
-    the output."""
+    """Run the tests on a simulated machine.
+
+    Return the exit status, the names of the passed tests, and the output."""
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "machine.py").write_text(MACHINE)
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_"))}

@@ -1,4 +1,4 @@
-"""The names of architectures, and which of them a test allows."""
+"""The names of architectures, and for which of them a test is."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The user's options, from the command line and from pytest.ini."""
+"""The user's options are read from the command line and from pytest.ini."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ INI = {"llm_engine": "vllm", "llm_args": [], "llm_ready_within": "300"}
 
 
 def configuration(*words: str, suite: bool = False, theirs: str | None = None, **ini: object):
-    """Return the configuration of a run. ``theirs``: an option of another plugin."""
+    """Return the configuration of a run. ``theirs`` is an option of another plugin."""
     parser = Parser(_ispytest=True)
     options.add(parser)
     if theirs is not None:

@@ -1,4 +1,4 @@
-"""The servers of a pytest run."""
+"""The servers that a run of pytest uses."""
 
 import os
 import time

@@ -1,4 +1,7 @@
-"""The comparison of A with B: A against A passes, 10 % fails, and the sides are distinguished."""
+"""A is compared with B.
+
+A against A passes, a loss of 10 % fails, and the sides are distinguished.
+"""
 
 import sys
 

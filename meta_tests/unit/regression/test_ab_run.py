@@ -1,4 +1,4 @@
-"""``--ab``: a slower B fails, and pairs are added while a criterion is undecided."""
+"""With ``--ab``, a slower B fails, and pairs of starts are added while a criterion is undecided."""
 
 import itertools
 import json
@@ -81,7 +81,9 @@ def test_a_slower_server_is_worse(compared, promise):
 
 
 def test_engine_arguments_of_a_side_are_no_pytest_options(run_pytest):
-    """``--enforce-eager`` is no option of pytest, and a side may say which word is one."""
+    """Engine arguments of a side, such as ``--enforce-eager``, are no options of pytest.
+
+    A side may say which words are engine arguments."""
     status, run = run_pytest(
         "--collect-only", "-q", "tests/test_regression.py", "--ab", "", "--enforce-eager"
     )
@@ -186,7 +188,8 @@ NOISY_TTFT = {"metric": "ttft_p50", "change_at_least": 0.0}
 def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
     tmp_path, monkeypatch, slower, promise, pairs
 ):
-    """TTFT stays undecided; the rate is decided after three pairs."""
+    """A metric that stays undecided does not prolong a comparison that is decided: TTFT stays
+    undecided, and the rate is decided after three pairs."""
     parts = with_events(
         stand_in(
             profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, file=new_file()

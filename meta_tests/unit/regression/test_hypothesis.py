@@ -1,4 +1,4 @@
-"""A feature's hypothesis: each kind of criterion is checked."""
+"""Each kind of criterion of a feature's hypothesis is checked."""
 
 import ast
 import re
@@ -119,7 +119,8 @@ def test_a_test_must_pass_in_the_same_run(verdicts, expected):
 
 
 def test_the_gate_behind_p1_needs_the_profiled_kernels():
-    """The log of a server may name CUTLASS while Marlin's kernels run."""
+    """The gate of phase p1 needs the profiled kernels, because a log may name CUTLASS while
+    Marlin's kernels run."""
     gate = hypothesis.gate_behind("P1")
     assert gate is not None
     (name,) = [criterion.test for criterion in gate.criteria if criterion.test]
@@ -151,7 +152,7 @@ def test_the_phases_and_the_example_are_valid():
     ],
 )
 def test_each_feature_of_the_plan_has_its_file(name, phase, promise):
-    """The features are those of the plan's table "Features to Port"."""
+    """Each feature of the plan's table "Features to Port" has its file."""
     shipped = hypothesis.load(SHIPPED / f"{name}.toml")
     assert shipped.phase == phase
     assert promise in [str(criterion) for criterion in shipped.criteria]
@@ -159,7 +160,8 @@ def test_each_feature_of_the_plan_has_its_file(name, phase, promise):
 
 @pytest.mark.parametrize("file", sorted(SHIPPED.glob("*.toml")), ids=lambda file: file.stem)
 def test_an_a_b_measures_each_metric_of_a_shipped_file(file):
-    """An A/B measures at the first depth, which is 0 in each shipped profile."""
+    """An A/B comparison measures each metric of the shipped files, at the first depth, which is 0
+    in each shipped profile."""
     if file.stem == "phases":
         criteria = [each for phase in PHASES for each in hypothesis.gate_behind(phase).criteria]
     else:

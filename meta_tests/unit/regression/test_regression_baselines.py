@@ -118,7 +118,9 @@ def test_storage_and_files_that_are_none_are_refused(tmp_path):
     ],
 )
 def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders):
-    """The last runs of each history have 150 tok/s, those of its first half 100."""
+    """The last runs of each history have 150 tok/s, and those of its first half 100.
+
+    The Python version does not change their order."""
     dates = itertools.count()
     count = sum(folders.values())
     for python, runs in folders.items():
@@ -138,7 +140,9 @@ def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders)
 
 
 def test_a_change_shows_bytes_per_token_and_share_of_the_bound():
-    """Half the rate with twice the bytes per token is another format, and no slower kernel."""
+    """Half the rate with twice the bytes per token is another format, and no slower kernel.
+
+    A change shows both numbers."""
     now = metric("tg32@d0", [33.0] * 8, roofline=0.727, bytes_per_token=5.17e9)
     text = changed(now, metric("tg32@d0", [59.4] * 8, roofline=0.716, bytes_per_token=2.83e9)).text
     assert "33 tok/s (73% of the bound of 5.17 GB a token) against 59.4" in text

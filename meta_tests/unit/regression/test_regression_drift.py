@@ -1,4 +1,4 @@
-"""A slow decline in small steps is found, and chance is no trend."""
+"""A slow decline in small steps is found, and chance does not count as a trend."""
 
 import json
 
@@ -108,7 +108,8 @@ METRICS = pytest.mark.parametrize(
 @pytest.mark.parametrize("before", [0, 3, 20])
 @pytest.mark.parametrize("noise", [0.0, 0.005])
 def test_one_percent_a_merge_is_red_by_the_tenth(name, fields, before, noise):
-    """With any allowed loss in one run, and with any number of good runs before."""
+    """If each merge is 1 % slower, the tenth one is red, for any allowed loss in one run, and after
+    any number of good runs."""
     for seed in range(3):
         scatter = 1 + noise * np.random.default_rng(seed).standard_normal(before + 31)
         levels = scatter * [*[1] * before, *(1.01**i for i in range(31))]
@@ -118,8 +119,11 @@ def test_one_percent_a_merge_is_red_by_the_tenth(name, fields, before, noise):
 
 @pytest.mark.parametrize("name", ["sm121-gpt-oss-120b", "sm90-tiny-gpt-oss"])
 def test_each_metric_of_a_run_is_red_by_the_tenth_merge_of_one_percent(name):
-    """All metrics of the stand-in's run, and those of a run with speculation and chats. A cost of
-    rounding is compared with the best of all runs instead: `test_price.py`."""
+    """If each merge makes a metric 1 % worse, the tenth one is red.
+
+    The metrics are all metrics of the simulated machine's run, and those of a run with speculation
+    and chats. A cost of rounding is compared with the best of all runs instead (`test_price.py`).
+    """
     metrics = json.loads(EVIDENCE.read_text())["metrics"]
     units = {key: m["unit"] for key, m in metrics.items() if not is_price(key)}
     units |= {"accepted_length": "tokens", "acceptance@1": "%", "tg_chat": "tok/s"}

@@ -1,4 +1,4 @@
-"""Whole runs of the regression level on a stored history."""
+"""Whole runs of the regression level with a stored history."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_the_level_on_a_stored_history(level, tmp_path):
 
 @pytest.mark.slow("five runs")
 def test_the_run_that_is_named_does_not_hide_the_others(level):
-    """Each run is 4.5 % slower than the preceding one: the second one fails, and is no baseline.
+    """Each run is 4.5 % slower than the one before it. The second one fails, and is no baseline.
 
     It is INCONCLUSIVE, because starts of one build differ by up to 8 %.
     """

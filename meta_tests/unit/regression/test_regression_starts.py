@@ -1,4 +1,4 @@
-"""Differences between starts of one build neither fail a build nor hide a slow one."""
+"""Differences between starts of one build neither make a build fail nor hide a slow build."""
 
 import itertools
 from collections import Counter
@@ -20,7 +20,7 @@ from sm121.run.stored_run import StoredMetric
 
 
 def _start(generator: np.random.Generator, rate: float) -> StoredMetric:
-    """Return a start on a machine on which one in four is 7 % slow."""
+    """Return a start on a machine on which one start in four is 7 % slow."""
     level = rate * (0.93 if generator.random() < 0.25 else 1.0) * generator.normal(1.0, 0.005)
     return metric("tg32@d0", level * generator.normal(1.0, 0.003, 7))
 
@@ -29,8 +29,10 @@ def _start(generator: np.random.Generator, rate: float) -> StoredMetric:
     "stored", [1, *(pytest.param(n, marks=pytest.mark.slow("seconds each")) for n in (3, 8, 20))]
 )
 def test_a_slow_start_blames_no_build_and_hides_none(stored):
-    """One run cannot distinguish a slow start from a slow build; a build that is 15 % slower
-    fails."""
+    """One run cannot distinguish a slow start from a slow build.
+
+    A build that is 15 % slower fails.
+    """
     worst = [Verdict.PASS, Verdict.NOT_RUN, Verdict.INCONCLUSIVE, Verdict.FAIL]
     verdicts = {0.85: Counter(), 0.9: Counter(), 1.0: Counter()}
     for seed, (share, counted) in itertools.product(range(100), verdicts.items()):
@@ -48,7 +50,8 @@ def test_a_slow_start_blames_no_build_and_hides_none(stored):
 
 
 def _of_set(kernels: str, seed: int) -> StoredMetric:
-    """Return a start with the fast or the slow set of autotuned kernels, 8 % apart."""
+    """Return a start with the fast or the slow set of autotuned kernels, whose rates differ by 8
+    %."""
     generator = np.random.default_rng(seed)
     level = {"F": 60.0, "S": 55.2}[kernels] * generator.normal(1.0, 0.004)
     return metric("tg32@d0", level * generator.normal(1.0, 0.003, 7))
@@ -68,7 +71,7 @@ def _of_set(kernels: str, seed: int) -> StoredMetric:
     ],
 )
 def test_starts_that_differ_by_8_percent_are_no_regression_and_no_improvement(stored, now):
-    """With any verdict, the message says that starts differ by 8 %."""
+    """If starts differ by 8 %, the message says so with any verdict."""
     for seed in range(0, 400, 10):
         history = [_of_set(kernels, seed + n) for n, kernels in enumerate(stored)]
         change = changed(_of_set(now, seed + 9), *history)

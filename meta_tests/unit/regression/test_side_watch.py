@@ -1,4 +1,5 @@
-"""What A/B records about a side's server at its first visit: its process, and its known answers."""
+"""A/B records two things about a side's server at its first visit: its process, and its known
+answers."""
 
 from types import SimpleNamespace
 

@@ -63,7 +63,8 @@ SAID = "0.03 nats against 0.01, 0.02 more; 0.005 allowed"
 
 
 def test_an_older_ab_file_is_shown_with_its_text(tmp_path):
-    """Until 28 November 2026 the key was ``text``, and the text began with the metric's name."""
+    """Until 28 November 2026, the key of an A/B file was ``text``, and the text began with the
+    metric's name."""
     folder = ab_runs.ab(tmp_path / "ab")
     file = folder / FILE
     record = json.loads(file.read_text())
@@ -96,7 +97,9 @@ def test_unproven_paths_are_named_beside_the_verdict(tmp_path):
 
 
 def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
-    """A request of B failed: its time is infinite, and null in the file."""
+    """If a request of B has failed, its time is infinite, and null in the file.
+
+    The comparison is still shown."""
     folder = ab_runs.ab(tmp_path / "ab")
     file = folder / "ab.json"
     record = json.loads(file.read_text())

@@ -24,7 +24,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def opened(chromium, report):
-    """Open the page at a width; a console error fails the test."""
+    """Open the page at a width. A console error makes the test fail."""
     used = []
 
     def open_(width=SCREEN, *, scheme="light"):
@@ -56,7 +56,8 @@ def test_axe_finds_nothing(opened, width, scheme):
 
 
 def test_the_plot_is_to_scale(opened):
-    """The point of -9.7 % is to the left of the band's end (5 % allowed), +2.1 % to the right."""
+    """The plot is to scale: the point of -9.7 % is left of the band's end (5 % allowed), and +2.1 %
+    is right of it."""
     script = """() => [...document.querySelectorAll('.forest tbody tr')].map(row => {
       const x = s => { const e = row.querySelector(s); return e && e.getBoundingClientRect(); };
       const band = x('.band'), point = x('.plot .point');

@@ -1,4 +1,4 @@
-"""The archive of a run for an issue."""
+"""The archive of a run, which users attach to an issue."""
 
 import hashlib
 import json
@@ -46,8 +46,9 @@ def test_an_archive_has_the_whole_run_without_secrets(failed, tmp_path, capsys, 
 
 
 def test_an_archive_contains_the_run_from_any_folder(failed, tmp_path, monkeypatch):
-    """In the report directory, the archive does not contain itself; by its verdict.json, it is the
-    same run."""
+    """In the report directory, the archive does not contain itself.
+
+    If the run is given by its verdict.json, the archive is the same."""
     monkeypatch.chdir(failed)
     for _ in range(2):
         written, _ = archive.write(Path())
@@ -64,8 +65,9 @@ NOTHING = {"verdict": "NOT_RUN", "reason": "sm121 was requested, but this machin
 
 
 def put(folder: Path, started: str, **fields) -> Path:
-    """Write a run of that time into a report directory; with ``verdict`` NOT_RUN nothing ran in
-    it."""
+    """Write a run with the given time into a report directory.
+
+    If the ``verdict`` is NOT_RUN, nothing ran in it."""
     folder.mkdir(parents=True, exist_ok=True)
     run = json.loads((report_runs.write("fail", folder) / "verdict.json").read_text())
     if fields:
@@ -75,7 +77,7 @@ def put(folder: Path, started: str, **fields) -> Path:
 
 
 def bundled(report: Path, tmp_path: Path) -> dict:
-    """Return verdict.json in the archive of a report directory."""
+    """Return the verdict.json in the archive of a report directory."""
     output = tmp_path / "run.tar.gz"
     assert main(["bundle", str(report), "--output", str(output)]) == 0
     with tarfile.open(output) as archived:
@@ -100,7 +102,8 @@ def test_an_archive_is_of_the_newest_run_that_has_answers(tmp_path, capsys):
 
 
 def test_after_a_refused_certificate_the_run_before_is_bundled(tmp_path, capsys):
-    """The earlier report was moved away, and the certificate has none."""
+    """After a refused certificate, the run before it is archived: its report was moved away, and
+    the certificate has none."""
     report = tmp_path / "report"
     put(report / "earlier" / "1", "2026-11-28T10:00:00+00:00")
     assert bundled(report, tmp_path)["verdict"] == "FAIL"

@@ -21,7 +21,7 @@ from sm121.stress.memory import MemoryFile
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A directory of each kind."""
+    """A report directory of each kind."""
     folder = tmp_path_factory.mktemp("runs")
     kinds = ("pass", "fail", "invalid", "inconclusive")
     return {kind: report_runs.write(kind, folder / kind) for kind in kinds}
@@ -78,7 +78,7 @@ def _decode(report):
 
 
 def _notes(report):
-    """Return the labels of the chart of decode rates, by their texts."""
+    """Return the labels in the chart of decode rates. The keys are their texts."""
     notes = _decode(report).figure["layout"]["annotations"]
     return {note["text"]: note for note in notes}
 
@@ -172,7 +172,9 @@ def test_a_history_that_begins_at_zero_has_no_percentage():
 
 @pytest.mark.slow("two runs that store")
 def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_path):
-    """Two runs, the second one slower: both are in the series, this one last, and once."""
+    """Of two runs, the second one is slower.
+
+    Both are in the history of the report, this one last, and only once."""
     attached = ("--arch", "sm121", *fault_server().options, "--served-model-name", "canary")
     storing = ("--benchmark-autosave", f"--benchmark-storage={tmp_path / 'storage'}")
     runs = []
@@ -191,7 +193,7 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
 
 
 def _row(text, name, end="</tr>"):
-    """Return the part of a page from a name to an end of its row."""
+    """Return the part of a page from a name to the end of its row."""
     return text.partition(name)[2].partition(end)[0]
 
 
@@ -225,7 +227,8 @@ def test_a_metric_without_a_gate_is_shown_as_measured(passed):
 
 
 def test_the_table_of_rates_has_the_verdict_of_each(passed):
-    """A rate without a gate is measured, and one that became slower is no PASS."""
+    """A rate without a gate has the verdict "measured", and a rate that became slower is no
+    PASS."""
     run = passed.run
     run.changes.append(
         ChangeReport(

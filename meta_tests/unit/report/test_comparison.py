@@ -1,4 +1,5 @@
-"""Results of several runs and tools side by side, each with its clock."""
+"""The results of several runs and tools are shown together, each with its way of counting
+tokens."""
 
 import copy
 import csv
@@ -57,7 +58,7 @@ OURS = verdict(**{
 
 @pytest.fixture
 def files(tmp_path):
-    """The three kinds of files, and an early one of the suite."""
+    """A file of each of the three kinds, and an early file of the suite."""
     lines = "\n".join(json.dumps(item) for item in json.loads(LLAMA_BENCH))
     early = OURS | {"schema_version": 0, "metrics": {"tg32@d0": {"value": 29.1, "unit": "tok/s"}}}
     (tmp_path / "vllm").mkdir()
@@ -114,7 +115,7 @@ def test_csv_has_every_row_and_its_clock(files, tmp_path):
 
 
 def test_a_file_that_llama_benchy_wrote():
-    """A server with 300 tok/s; the prefix at a depth is a separate run in it."""
+    """The server of this file has 300 tok/s. In it, the prefix at a depth is a separate run."""
     source = comparison.read_results(DATA / "llama-benchy-0.4.0.json")
     assert source.tool == "llama-benchy 0.4.0" and source.model == "gpt-oss-120b"
     for name, rate in (("tg32@d0", 300), ("tg32@d1024", 300), ("tg32_c2@d0", 600)):
@@ -130,7 +131,7 @@ def test_files_of_older_schema_versions_are_read(files):
 
 
 def test_compared_runs_show_failures_and_kernels(files, tmp_path, capsys):
-    """Failures are sorted by severity; an excused failure does not count.
+    """Failures are sorted by severity, and an excused failure does not count.
 
     The other run's log proves one value more.
     """

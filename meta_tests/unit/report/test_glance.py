@@ -41,7 +41,7 @@ def test_a_dead_server_has_cause_owner_and_remedy(capsys) -> None:
 
 
 def start_of_stock_vllm(folder: Path, *more: str, model: str = "openai/gpt-oss-120b") -> Path:
-    """Return the log of a release on a GB10, as far as the rows read it."""
+    """Return the log of a release on a GB10, with the lines that the rows read."""
     prefix = "(APIServer pid=1) INFO 11-20 10:00:00 "
     lines = [
         f"{prefix}[api_utils.py:339] vLLM API server version 0.33.0",
@@ -88,7 +88,7 @@ def test_no_bound_and_no_run_of_a_model_that_no_profile_judges(tmp_path: Path, c
 
 
 def test_no_bound_where_the_log_shows_no_arguments(tmp_path: Path, capsys) -> None:
-    """The requests are unknown, and nothing is guessed."""
+    """If the log shows no arguments, the requests are unknown, and no bound is guessed."""
     log = start_of_stock_vllm(tmp_path)
     lines = [line for line in log.read_text().splitlines() if "non-default" not in line]
     log.write_text("\n".join(lines) + "\n")

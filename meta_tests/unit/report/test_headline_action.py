@@ -1,4 +1,4 @@
-"""A failed run has one action beside its headline, and both fit the end of a screen."""
+"""A failed run has one next step beside its headline, and both fit at the end of a screen."""
 
 import json
 from pathlib import Path

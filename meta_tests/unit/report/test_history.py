@@ -1,4 +1,4 @@
-"""``sm121 history`` on constructed runs: each fault with its clean twin."""
+"""``sm121 history`` on constructed runs: each fault, and the same runs without the fault."""
 
 import itertools
 import json
@@ -120,7 +120,9 @@ def test_a_red_run_is_red_by_any_name(tmp_path, name, verdict):
 
 
 def test_two_machines_that_fail_in_one_second_are_two_runs(tmp_path):
-    """Without a metric; a copy of a run is the same run."""
+    """Two machines that fail in the same second are two runs, even without a metric.
+
+    A copy of a run is the same run."""
     for folder, name in {"one": "a", "other": "b", "copy of one": "a"}.items():
         run = a_run((f"tests/test_smoke.py::{name}", "FAIL", "why"))
         (tmp_path / folder).mkdir()
@@ -143,7 +145,7 @@ def test_history_names_a_slow_decline_and_a_failed_check(base, tmp_path, capsys)
     ids=["8 % apart", "2 % apart", "of two builds"],
 )
 def test_history_names_starts_of_one_build_that_differ(base, tmp_path, capsys, slow, build, named):
-    """Starts of one build, every second one with the slow set of kernels."""
+    """The starts are of one build. Every second one has the slow set of kernels."""
     runs = [{"build": build or 1 + n % 2, "slow": (1.0, slow)[n % 2]} for n in range(8)]
     assert cli.main(["history", str(plant(base, tmp_path, {"a1": runs}))]) == 0
     lines = re.findall("starts of one build differ: .*", capsys.readouterr().out)
@@ -153,8 +155,10 @@ def test_history_names_starts_of_one_build_that_differ(base, tmp_path, capsys, s
 
 
 def simulated(seed: int, machines: int, runs: int, slow: float = 0.0) -> history.History:
-    """Return healthy runs of machines that differ by 1 %: noise of 0.5 %, in one metric slow days,
-    in one a start in four that is 7 % slow. ``slow``: how much slower the first machine is."""
+    """Return healthy runs of machines that differ by 1 %.
+
+    All metrics have noise of 0.5 %. One has slow days, and in one, a start in four is 7 % slow.
+    ``slow`` is how much slower the first machine is."""
     random = np.random.default_rng(seed)
     boxes = np.random.default_rng(seed + 1)
     past = []
@@ -182,7 +186,8 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow("more runs")) for seed i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
-    """Of 1,000 runs in series of 50 with 3 metrics each, no machine, level or loss is reported."""
+    """In 1,000 healthy runs, in series of 50 with 3 metrics each, no machine, level or loss is
+    reported."""
     many = simulated(seed, machines=4, runs=50)
     assert not many.apart and not many.steps
     assert not [change.text for line in many.lines for change in line.fallen]
@@ -190,7 +195,7 @@ def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_slow_box_of_twenty_is_named_within_ten_runs(seed):
-    """And no other one, also in 1,000 runs without a slow one."""
+    """No other machine is reported. Without a slow machine, none is reported in 1,000 runs."""
     apart = simulated(seed, machines=20, runs=10, slow=0.05).apart
     assert [line.partition(", ")[0] for line in apart if "worse" in line] == ["GB10 0"], apart
     assert not [line for line in simulated(seed, machines=20, runs=50).apart if "worse" in line]
@@ -198,7 +203,7 @@ def test_a_slow_box_of_twenty_is_named_within_ten_runs(seed):
 
 @pytest.mark.slow("a thousand reports")
 def test_a_thousand_runs_take_ten_seconds(base, tmp_path):
-    """With 400 tests per run, as in a real one."""
+    """The history has 1,000 runs with 400 tests each, as in real runs."""
     run = base.model_copy(deep=True)
     run.tests = [
         test.model_copy(update={"id": f"{test.id}-{n}"})
@@ -220,7 +225,8 @@ def test_a_thousand_runs_take_ten_seconds(base, tmp_path):
 
 
 def test_results_of_others_are_rows(base, tmp_path, capsys):
-    """llama-benchy's JSON and CSV, sparkrun's YAML (spark-arena/sparkrun 0041b8f)."""
+    """Rows are read from llama-benchy's JSON and CSV, and sparkrun's YAML (spark-arena/sparkrun
+    0041b8f)."""
     plant(base, tmp_path, {"a1": healthy(1)})
     benchy = DATA / "llama-benchy-0.4.0.json"
     (tmp_path / "benchy.json").write_bytes(benchy.read_bytes())
@@ -294,7 +300,7 @@ def test_a_page_has_a_folder(base, tmp_path, capsys):
 
 
 def test_two_runs_are_one_page(base, tmp_path, capsys):
-    """A page over two runs shows the first failed run and its check."""
+    """The page of two runs shows the first failed run and its check."""
     plant(base, tmp_path / "runs", {"a1": [{}, {"slow": 1.12, "red": [DECODE]}]})
     target = tmp_path / "history.html"
     assert cli.main(["history", str(tmp_path / "runs"), "--html", str(target)]) == 0

@@ -35,7 +35,7 @@ def report_of(kind: str, folder: Path) -> StoredReport:
 
 
 def closing_lines(report: StoredReport, form: str = "text") -> list[str]:
-    """Return the last lines of a run on a terminal, the verdict last."""
+    """Return the last lines of a run on a terminal, of which the verdict is the last."""
     written: list[str] = []
     config = SimpleNamespace(
         stash={REPORT: report, selection.LEFT_OUT: [PLAN]}, getoption={"--format": form}.get
@@ -92,7 +92,8 @@ def test_left_out_checks_are_listed_between_numbers_and_verdict(tmp_path):
 
 
 def test_the_row_of_a_metric_that_is_worse_than_before_says_so(tmp_path):
-    """Its gate passes, so FAIL after `at least 52` alone would contradict the number."""
+    """If a metric passes its gate but is worse than before, FAIL after only `at least 52` would
+    contradict the number."""
     report = report_of("pass", tmp_path)
     report.run.changes = [
         ChangeReport(metric="tg32@d0", unit="tok/s", here=54.0, before=60.0, worse=0.1,
@@ -156,7 +157,8 @@ def test_the_table_is_markdown_where_that_is_asked(tmp_path):
 
 
 def test_the_table_has_the_columns_of_llama_benchy(tmp_path):
-    """README of eugr/llama-benchy ae09cab: prefill before decode, mean ± deviation."""
+    """As in the README of eugr/llama-benchy ae09cab, prefill comes before decode, and numbers are
+    mean ± deviation."""
     report = report_of("pass", tmp_path)
     report.details.samples["tg32@d0"] = Samples(unit="tok/s", samples=[54.0, 55.0, 53.0])
     report.details.samples["pp2048@d0"] = Samples(unit="tok/s", samples=[4096.0, 4096.0])
@@ -193,7 +195,7 @@ def test_a_number_without_a_gate_is_measured(metric, word, shade):
 
 
 def test_no_number_of_a_busy_machine_is_called_not_run(tmp_path):
-    """In the stand-in's run, 22 of 31 rows had the label NOT_RUN."""
+    """In the simulated machine's run on a busy machine, 22 of 31 rows had the label NOT_RUN."""
     report = report_of("pass", tmp_path)
     for metric in report.run.metrics.values():
         if not metric.gated:
@@ -272,7 +274,7 @@ def test_deviations_of_a_release_stand_apart_from_remarks(tmp_path):
 
 
 def test_a_cell_of_the_matrix_is_written_with_the_word_cell(tmp_path):
-    """``cell 3: PASS``, because ``3 PASS`` reads as three of them."""
+    """The text is ``cell 3: PASS``, because ``3 PASS`` would mean three cells."""
     grid = (
         page.html(report_of("pass", tmp_path)).partition("Matrix grid")[2].partition("</table>")[0]
     )
@@ -280,7 +282,8 @@ def test_a_cell_of_the_matrix_is_written_with_the_word_cell(tmp_path):
 
 
 def test_the_sentence_of_a_certificate_does_not_deny_a_level_that_ran(tmp_path):
-    """A page had "not asked for: stress" above "stress PASS", because --soak had run part of it."""
+    """A page had "not asked for: stress" above "stress PASS", because --soak had run a part of the
+    stress level."""
     run = report_of("pass", tmp_path).run
     run.certificate_levels = ["smoke", "performance"]
     run.levels = {name: run.levels[name] for name in ("smoke", "performance", "stress")}

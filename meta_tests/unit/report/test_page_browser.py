@@ -33,13 +33,13 @@ def reports(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded():
-    """Reports that are open already, because loading takes longer than checking."""
+    """Reports that stay open, because loading takes longer than checking."""
     return {}
 
 
 @pytest.fixture
 def opened(chromium, reports, loaded):
-    """Open a report at a width; a console error fails the test."""
+    """Open a report at a width. A console error makes the test fail."""
     used = []
 
     def open_(kind, width=1440, **options):
@@ -58,7 +58,7 @@ def opened(chromium, reports, loaded):
 
 
 def _anew(view):
-    """Reset the page, without what an earlier test unfolded or followed."""
+    """Reset the page, and undo what an earlier test has opened or followed."""
     view.goto(view.url.partition("#")[0])
     view.wait_for_selector("html[data-ready=yes]", state="attached")
 
@@ -95,7 +95,7 @@ def test_a_number_at_either_end_of_an_axis_is_not_cut_off(opened):
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL}: `make conformance` writes it")
 def test_the_report_of_the_real_run(opened, reports, tmp_path):
-    """The answers and logs of a real vLLM, on the present page."""
+    """The present page shows the answers and logs of a real vLLM."""
     reports["real"] = tmp_path / "report.html"
     report = stored.read(REAL.parent)
     reports["real"].write_text(page.html(report), "utf-8")
@@ -131,7 +131,8 @@ def test_hostile_output_is_text(opened):
 
 
 def test_the_policy_stops_what_escaping_would_not(opened, reports, tmp_path, chromium):
-    """A script that got into the page could neither run nor send anything."""
+    """A script that got into the page could neither run nor send anything, because of the page's
+    content security policy."""
     text = reports["pass"].read_text("utf-8")
     file = tmp_path / "report.html"
     bad = "<script>window.owned=1</script><img src='http://127.0.0.1:9/x' onerror='owned=2'>"
@@ -150,7 +151,7 @@ EVERY_LOOK = itertools.product(KINDS, browser.WIDTHS, ("light", "dark"))
     [pytest.param(*look, marks=[pytest.mark.slow] * (look not in LOOKS)) for look in EVERY_LOOK],
 )
 def test_axe_finds_nothing(opened, kind, width, scheme):
-    """Contrast, names, roles and order by axe-core, with everything unfolded."""
+    """axe-core finds no fault of contrast, names, roles or order, with all sections opened."""
     view = opened(kind, width)
     view.evaluate(browser.UNFOLD)
     view.emulate_media(color_scheme=scheme)
@@ -171,7 +172,8 @@ def test_axe_would_find_something(chromium, reports, tmp_path):
 
 @pytest.mark.slow("one width after the other")
 def test_tiles_do_not_overlap(opened):
-    """Every width from a phone to a wall display; a rate of six digits."""
+    """Tiles do not overlap at any width from a phone to a wall display, even with a rate of six
+    digits."""
     view = opened("fail")
     view.evaluate("document.querySelectorAll('.tile .value')[1].firstChild.data = '112920 '")
     for width in range(360, 1921, 60):

@@ -1,4 +1,4 @@
-"""The files of a run: readable for people and CI, whatever is missing or hostile in them."""
+"""The files of a run are readable for people and CI, whatever is missing or hostile in them."""
 
 import html
 import json
@@ -35,13 +35,13 @@ KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "hostile")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A directory of each kind."""
+    """A report directory of each kind."""
     folder = tmp_path_factory.mktemp("runs")
     return {kind: report_runs.write(kind, folder / kind) for kind in KINDS}
 
 
 class Tags(HTMLParser):
-    """Elements that were not closed, and all elements."""
+    """A parser that records all elements, and those that were not closed."""
 
     VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
 
@@ -122,7 +122,9 @@ def test_a_page_has_at_most_2_mb_with_any_content(runs, part):
 
 
 def test_numbers_that_are_none_are_not_known(runs, tmp_path):
-    """Python writes such numbers, which no other reader of JSON accepts."""
+    """Python writes NaN and infinite numbers, which no other reader of JSON accepts.
+
+    They count as unknown."""
     raw = json.loads((runs["fail"] / "verdict.json").read_text())
     raw["metrics"]["tg32@d0"] |= {"value": float("inf"), "ci_low": float("nan")}
     assert main(["report", str(_written(raw, tmp_path))]) == 0
@@ -186,7 +188,7 @@ def test_a_run_of_a_later_version_is_read_without_what_is_new(runs, tmp_path):
 
 
 def _shard(raw, index, of=2, **changes):
-    """Return a constructed run as one of the shards of a whole, with a key of a later version."""
+    """Return a constructed run as one of the shards of a run, with a key of a later version."""
     whole = [{"id": test["id"], "level": test["level"]} for test in raw["tests"]]
     raw |= {"shard": {"index": index, "of": of, "tests": whole, "new": 1}, "new": 1, **changes}
     raw["engine"]["new"] = 1
@@ -200,7 +202,8 @@ def _copied_shard(directory, source, index, **changes):
 
 
 def test_merged_shards_have_everything_that_a_run_has(runs, tmp_path, capsys):
-    """The crash, the failures and the memory are in the second one, which a later version wrote."""
+    """The crash, the failures and the memory are in the second shard, which a later version
+    wrote."""
     one = _copied_shard(tmp_path / "one", runs["pass"], 1, memory=None, starts=[])
     memory = {"file": "memory.json", "device_memory": "x", "samples": 180}
     two = _copied_shard(
@@ -256,8 +259,9 @@ def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs, kind):
 
 @pytest.mark.parametrize("verdict", [Verdict.NOT_RUN, Verdict.INVALID])
 def test_junit_is_not_green_when_the_run_is_not(runs, verdict):
-    """A certificate was refused although every test passed; a reader of junit.xml sees only
-    cases."""
+    """A certificate was refused although every test passed.
+
+    Readers of junit.xml see only test cases."""
     report = stored.read(runs["pass"])
     names = [suite.get("name") for suite in ElementTree.fromstring(junit.xml(report))]
     report.run.settle(verdict)
@@ -340,7 +344,7 @@ def test_tests_that_say_the_same_stand_together_with_what_their_own_server_shows
 
 @pytest.mark.slow("a run of the matrix")
 def test_a_failure_notes_the_logs_of_its_server(run_matrix):
-    """One cell falls back: only its own log is the evidence."""
+    """One cell uses a fallback. Only its own log is the evidence."""
     status, run, _ = run_matrix("--matrix", "1", faults="fallback:triton")
     assert status == 1 and len(run.verdict["starts"]) > 2
     cells = [each.logs for each in details.read_details(run.report).failures if each.logs]

@@ -1,4 +1,5 @@
-"""The checks of a planned run: from pytest to ``sm121 plan`` by a file, and its text."""
+"""The checks of a planned run: pytest passes them to ``sm121 plan`` in a file, which prints
+them."""
 
 import pytest
 

@@ -75,7 +75,9 @@ def test_profiling_is_enabled_unless_another_option_uses_the_profiler(changes, t
 
 
 def stub(directory: Path, chosen=CPU, **changes):
-    """A run as far as profiling uses it; `stop` counts the stops of its server."""
+    """A replacement for a run with the parts that profiling uses.
+
+    `stop` counts the stops of its server."""
     run = stand_in(
         settings=settings(directory, **changes), profile=chosen, directory=directory, stop=Mock(),
         file=new_file(),
@@ -126,7 +128,9 @@ def test_profile_is_in_the_report(taken_profile, tmp_path):
 
 
 def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
-    """No other configuration's path, and with the calls of all kernels of known parts."""
+    """No other configuration's path has these values.
+
+    The calls of all kernels of known parts are included."""
     marlin = "void marlin::Marlin<(long)1>()"
     write = "vllm::reshape_and_cache_flash_kernel<float>"
     rows = [Launches(f"k{n}", 1, 1.0) for n in range(50)]

@@ -1,4 +1,4 @@
-"""run.jsonl: the written events are read unchanged, and their fold is verdict.json."""
+"""The events in run.jsonl are read as they were written, and verdict.json is computed from them."""
 
 import errno
 import json
@@ -49,7 +49,7 @@ def decided(name: str, verdict: str = "PASS") -> Decided:
 
 
 def begin(directory: Path) -> EventLog:
-    """Return a run's events, of which the first was appended."""
+    """Return a run's events, of which the first one was appended."""
     file = new_file()
     log = EventLog(file, directory / events.NAME)
     log.append(events_of(file)[0])
@@ -57,7 +57,7 @@ def begin(directory: Path) -> EventLog:
 
 
 def folded(file: VerdictFile, directory: Path) -> str:
-    """Return the verdict.json of a run's events."""
+    """Return the verdict.json that follows from a run's events."""
     stream = write_stream(file, directory)
     return json_text(fold.fold(events.read_events(stream).events)) + "\n"
 
@@ -160,7 +160,8 @@ def test_an_attached_server_is_compared_by_what_was_known_before(before, now, is
 
 
 def test_letters_that_no_json_has_survive_and_numbers_are_null():
-    """Such letters and numbers are stored as in verdict.json."""
+    """Characters and numbers that JSON does not allow are stored as in verdict.json: the numbers as
+    null."""
     noted = events.EnvironmentNoted("odd", {"path": "a\udc80b", "rate": math.inf})
     read = events.from_line(events.to_line(Stamped(0.0, noted))).event
     assert read.value == {"path": "a\udc80b", "rate": None}

@@ -129,7 +129,7 @@ def test_shards_decide_what_the_whole_planned_and_one_that_is_missing_is_not_gre
 
 
 def test_shards_are_held_against_one_trusted_run_of_shards():
-    """A shard leaves levels to the others; a level that no shard selected was not selected."""
+    """A shard leaves levels to the others. A level that no shard has selected was not selected."""
     trusted = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
     first = trusted.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
     second = trusted.model_copy(update={"known": ["two"], "not_asked": ["matrix", "kernel"]})
@@ -185,7 +185,8 @@ def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s(
 
 
 def test_in_what_two_runs_differ():
-    """A part that sent no request to a server does not know its version."""
+    """A part that sent no request to a server does not know its version, and this is no
+    difference."""
     one = part()
     other = part()
     assert merge.differences(one, other) == []
@@ -270,7 +271,7 @@ def test_every_field_of_the_fingerprint_distinguishes_two_runs(changed, named, t
 def test_shards_of_another_source_or_of_other_computing_packages_are_refused(
     before, now, named, tmp_path
 ):
-    """A continued run was compared by these, too."""
+    """Before, a resumed run was compared by its sources and packages, but shards were not."""
     folders = []
     for index, found in enumerate((before, now), 1):
         asked = ASKED.model_copy(update={"sources": computing(**found)})
@@ -282,7 +283,7 @@ def test_shards_of_another_source_or_of_other_computing_packages_are_refused(
 def computing(
     sha: str = "abc", changes: str | None = None, cuda: str | None = None, **packages: str
 ) -> dict[str, str]:
-    """Return the fingerprint's part of an environment's sources and packages."""
+    """Return the part of the fingerprint about an environment's sources and packages."""
     vllm = environment_record.SourceRecord(version="0.33.0", sha=sha, changes=changes)
     record = environment_record.EnvironmentRecord.model_construct(
         git_shas={"vllm": vllm},
@@ -303,7 +304,7 @@ def test_a_run_without_a_fingerprint_differs_from_one_with_it():
 
 
 def test_shards_of_two_days_are_no_run(tmp_path):
-    """Any two of them are too far apart."""
+    """Any two of these shards are too far apart to be one run."""
     one = part(1, started="2026-11-20T10:00:00+00:00")
     two = part(2)
     for started, differs in (("20T10", []), ("20T20", []), ("22T10", ["day"])):

@@ -1,4 +1,4 @@
-"""A run's record: each kind of end has its verdict at once, and none passes by luck."""
+"""The record of a run has a verdict for each kind of end at once, and no run passes by luck."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
 
 @pytest.fixture
 def attached(run_pytest, fault_server):
-    """Run scenarios against the fault server; return exit status, verdict.json, and the run."""
+    """Run scenarios against the fault server. Return the exit status, verdict.json, and the run."""
 
     def run(*arguments: str):
         server = fault_server()
@@ -47,7 +47,7 @@ def one(name: str) -> str:
 
 
 def by_name(file: dict) -> dict[str, dict]:
-    """Return the tests of verdict.json, by the names of their functions."""
+    """Return the tests of verdict.json. The keys are the names of their functions."""
     return {test["id"].rsplit("::", 1)[1]: test for test in file["tests"]}
 
 
@@ -104,7 +104,7 @@ def test_after_sigkill_the_files_hold_what_was_decided(attached):
 
 
 def test_no_other_level_runs_after_a_failed_smoke_level(attached):
-    """Smoke runs first in any order of the files."""
+    """Smoke runs first in any order of the files. If it fails, no other level runs."""
     status, file, run = attached("meta_tests/whole/scenarios/smoke_fails.py")
     levels = {test["level"]: test for test in file["tests"]}
     assert status == 1 and levels["smoke"]["verdict"] == "FAIL", run.output
@@ -145,7 +145,9 @@ def test_an_earlier_report_is_kept(attached, tmp_path):
     ],
 )
 def test_a_waiver_of_one_test(attached, tmp_path, name, chosen, days, status, waived, says):
-    """It tolerates the failure of one parameter until it expires; an unused one is reported."""
+    """A waiver tolerates the failure of one parameter until it expires.
+
+    An unused waiver is reported."""
     file = waiver_file(tmp_path, one(name), days=days)
     ended, verdict, run = attached(f"--waivers={file}", one(chosen))
     assert ended == status, run.output

@@ -18,7 +18,7 @@ from sm121.run.run import Run
 
 
 class LateLife:
-    """A server whose processes become visible after the first reading."""
+    """A server whose processes become visible only after the first reading."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -50,7 +50,7 @@ class DeadLife:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return a run of the canary's profile with an attached server."""
+    """Return a run with the canary's profile and an attached server."""
     engine = EngineReport(name="vllm", model="m", managed=False)
     log = EventLog(new_file(engine=engine))
     record = RunRecord(directory=tmp_path, log=log, say=lambda *_: None)

@@ -1,4 +1,4 @@
-"""Why a stored run of pytest-benchmark is no baseline."""
+"""The reasons why a stored run of pytest-benchmark is no baseline."""
 
 import pytest
 

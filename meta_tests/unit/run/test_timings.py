@@ -160,12 +160,14 @@ def test_a_profile_of_which_nothing_ships_has_no_made_up_number():
 
 
 def start(seconds: float | None, configuration: str = "float32", **more) -> StartReport:
-    """Return one start, as the pool reports it."""
+    """Return one start, as the server pool reports it."""
     return StartReport(configuration=configuration, key="k", startup_s=seconds, log="l", **more)
 
 
 def ranged(number: int, low: float = 10.0, high: float = 20.0) -> Forecast:
-    """Return checks with a range each; the first one starts a server that usually takes 50 s."""
+    """Return checks with a range of durations each.
+
+    The first one starts a server that usually takes 50 s."""
     expected = [
         ExpectedDuration(
             Check(f"t{n}", "smoke"),
@@ -279,7 +281,7 @@ RECORDED = json.loads(_EVIDENCE.read_text("utf-8"))
 def replayed(
     expected: Forecast, took_s: dict[str, float], start_s: float, every_s: float = 1.0
 ) -> list[Left]:
-    """Return the lines of a run, by default of each second, whose first check waits for a start."""
+    """Return the lines of a run whose first check waits for a start, by default for each second."""
     now = 0.0
     starts = []
     seen = []
@@ -326,7 +328,8 @@ def rises(seen: list[Left]) -> float:
     ],
 )
 def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_known):
-    """Checks of uneven length, forecast by the shipped range, by an earlier run, or by both."""
+    """The checks have different lengths, and the forecast is the shipped range, an earlier run, or
+    both."""
     recorded = {test["id"]: test["seconds"] for test in RECORDED["tests"] if test["seconds"]}
     levels = {test["id"]: test["level"] for test in RECORDED["tests"]}
     gb10 = profile.load("sm121-gpt-oss-120b")
@@ -361,14 +364,14 @@ SLOWLY = ("--arch", "cpu", "--served-model-name", "canary", "meta_tests/whole/sc
 
 
 def kept(folder: Path) -> list[dict]:
-    """Return what a run has recorded."""
+    """Return the durations that a run has recorded."""
     return json.loads((folder / timings.NAME).read_text("utf-8"))["targets"]
 
 
 def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
     run_pytest, fault_server, tmp_path
 ):
-    """Two report directories, as in CI, and one storage."""
+    """There are two report directories, as in CI, and one storage, which the next run reads."""
     options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", *SLOWLY)
     status, first = run_pytest(*options)
     assert status == 0 and "(0 of 2 have durations from earlier runs here)" in first.output, (
@@ -389,7 +392,7 @@ def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
 
 
 def test_a_check_that_failed_is_no_forecast(run_pytest, fault_server, tmp_path):
-    """It may have waited for its time limit, and the next forecast would be as long."""
+    """A failed check may have waited for its time limit, and the next forecast would be as long."""
     options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", "--arch", "cpu")
     scenario = ("meta_tests/whole/scenarios/verdicts.py", "-k", "test_pass or test_fail")
     run_pytest(*options, "--served-model-name", "canary", *scenario)
@@ -408,7 +411,7 @@ def test_unreadable_durations_are_reported_and_ignored(run_pytest, fault_server,
 
 
 def test_durations_that_cannot_be_kept_are_a_remark(run_pytest, fault_server, tmp_path):
-    """The history of a machine may be read-only; here a folder is in place of the file."""
+    """The history of a machine may be read-only. Here, a folder is in place of the file."""
     (tmp_path / timings.NAME).mkdir()
     options = (*fault_server().options, f"--benchmark-storage={tmp_path}", *SLOWLY)
     status, run = run_pytest(*options)
@@ -433,7 +436,7 @@ def test_an_interrupted_run_keeps_the_checks_that_ended(start_pytest, fault_serv
 
 
 def test_nothing_is_silent_where_there_is_no_terminal(run_pytest, fault_server, tmp_path):
-    """Lines appear while tests are collected, and while the run ends."""
+    """Without a terminal, lines appear while tests are collected and while the run ends."""
     (tmp_path / "slow_to_begin.py").write_text(
         "import time\n"
         "from sm121.plugin import progress\n"

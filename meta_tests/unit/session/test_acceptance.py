@@ -1,4 +1,4 @@
-"""The acceptance rate of draft tokens between the rounds of `sm121 run --every`."""
+"""The acceptance rate of draft tokens is watched between the rounds of `sm121 run --every`."""
 
 import json
 import random
@@ -17,7 +17,8 @@ from sm121.session.repeated import MonitorRound, Records, _Player, judged, repea
 
 
 def drafting(shares: list[float], per_minute: int = 1000) -> tuple[float | None, str | None]:
-    """Return the lowest acceptance rate and the deviation of minutes with these shares."""
+    """Return the lowest acceptance rate and the deviation, for minutes with these acceptance
+    rates."""
     acceptance = Acceptance()
     drafted = accepted = 0.0
     acceptance.take(0.0, Counters({"draft_tokens": 0.0, "accepted_tokens": 0.0}))
@@ -55,7 +56,7 @@ def test_few_drafts_are_not_judged():
 def every_ten_seconds(
     share_at, *, drafts: int = 300, until_s: int = 1500
 ) -> list[AcceptanceReadings]:
-    """Return the findings of each five minutes of readings every ten seconds, by a scripted
+    """Return the findings after each five minutes of readings every ten seconds, with a scripted
     clock."""
     acceptance = Acceptance()
     drafted = accepted = 0.0
@@ -72,7 +73,7 @@ def every_ten_seconds(
 
 
 def low_between(first_s: int, last_s: int):
-    """Return a share of 86 %, and of 14 % between two times."""
+    """Return an acceptance rate of 86 %, which is 14 % between two times."""
     return lambda second: 0.14 if first_s < second <= last_s else 0.86
 
 
@@ -110,7 +111,7 @@ def test_readings_with_few_drafts_are_no_deviation():
 
 
 def test_usual_acceptance_is_of_five_separate_minutes():
-    """A server whose first minute is its best: four minutes are too few for a decision."""
+    """The first minute of the server is its best. Four minutes are too few for a decision."""
     found = every_ten_seconds(low_between(240, 300), until_s=300)
     assert found[0].lowest == pytest.approx(0.14)
     assert found[0].deviation is None
@@ -183,7 +184,7 @@ def test_a_time_without_readings_makes_a_green_round_inconclusive():
 
 
 class Drafting(JsonHandler):
-    """A server with drafts. Its page of counters is broken, or its acceptance rate low, as
+    """A server with drafts whose /metrics is broken, or whose acceptance rate is low, if
     requested."""
 
     began = 0.0
@@ -205,7 +206,8 @@ class Drafting(JsonHandler):
         self.say(self.completion(" Paris", 5, 1, id="cmpl-1", created=0, model="canary"))
 
     def counters(self) -> None:
-        """2,000 draft tokens per second, of which 80 % are accepted, or 10 % for some time."""
+        """Return counters of 2,000 draft tokens per second, of which 80 % are accepted, or 10 % for
+        some time."""
         seconds = time.monotonic() - self.began
         low = min(max(seconds - self.low_s[0], 0.0), self.low_s[1] - self.low_s[0])
         accepted = 2000.0 * (0.8 * (seconds - low) + 0.1 * low)
@@ -243,7 +245,7 @@ def drafting_server():
     ],
 )
 def test_a_broken_metrics_page_is_reported_and_read_again(fault, why, drafting_server, monkeypatch):
-    """The page is broken for some time, in each of these ways; the thread continues."""
+    """For some time, /metrics is broken in each of these ways. The watching thread continues."""
     handler, url = drafting_server
     # On a busy machine, a reading may take this long.
     monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)
@@ -267,8 +269,9 @@ def test_a_broken_metrics_page_is_reported_and_read_again(fault, why, drafting_s
 def test_a_minute_of_low_acceptance_between_two_rounds_is_named(
     drafting_server, tmp_path, monkeypatch
 ):
-    """The acceptance rate falls from 0.8 to 0.1 after round 2; round 3 reports it, and round 4
-    passes."""
+    """The acceptance rate falls from 0.8 to 0.1 after round 2.
+
+    Round 3 reports this, and round 4 passes."""
     handler, url = drafting_server
     # On a busy machine, a reading may take this long.
     monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)

@@ -38,7 +38,7 @@ def trusted(tmp_path) -> trusted_runs.Trusted:
 
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_an_honest_run_is_no_worse(trusted, seed):
-    """Ten of them: ids, times, words and measurements differ."""
+    """In ten runs without a loss, ids, times, texts and measurements differ. None is worse."""
     again = replace(REFUSED, evidence=f"chatcmpl-abcdef{seed:04}")
     nearly = replace(ORACLE, value=0.0912 + seed / 1000, required="no more than")
     tests = (TESTS[0], (*TESTS[1][:2], again), (*TESTS[2][:2], nearly))
@@ -183,7 +183,9 @@ def test_unselected_tests_are_not_missing(trusted):
 
 
 def test_a_run_that_has_nothing_in_common_with_the_trusted_run_is_inconclusive(trusted):
-    """Nothing was compared. Another shard may compare; if none does, the merged run tells it."""
+    """If nothing was compared, another shard may compare.
+
+    If no shard does, the merged run reports it."""
     tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
     trusted = replace(trusted, runs=(replace(trusted.newest, metrics={}),))
     left_out = {name for name, *_ in TESTS}
@@ -212,7 +214,9 @@ def test_rates_of_which_the_trusted_run_has_none_are_named(trusted):
 
 
 def test_a_requested_change_of_the_path_is_only_reported(trusted):
-    """Only if the request names that value; missing evidence is always a failure."""
+    """A change of the kernel path is only reported if the request names the new value.
+
+    Missing evidence is always a failure."""
     request = {"field": "kv_cache_dtype", "resolved": "fp8", "state": "resolved", "message": ""}
     requested = [RequestReport(by="--kv-cache-dtype=fp8", **request)]
     run = a_run(*TESTS)
@@ -272,7 +276,7 @@ def test_a_rate_that_cannot_be_compared_does_not_pass(tmp_path, trusted):
     ],
 )
 def test_failures_are_compared_by_what_does_not_hold(change, same):
-    """The value's size, the unit, the kind and the observation are compared, never the words."""
+    """The value's size, the unit, the kind and the observation are compared, but not the texts."""
     other = replace(ORACLE, **change)
     assert alike([ORACLE], [other]) is same
     assert alike([REFUSED, ORACLE], [REFUSED, other]) is same
@@ -304,7 +308,9 @@ def test_a_failure_that_the_profile_does_not_need_is_listed():
 
 
 def test_a_deviation_that_the_trusted_run_did_not_show_is_red(trusted):
-    """It is known for this release, and so excused; but the trusted build did not have it."""
+    """The deviation is known for this release, and so excused.
+
+    But the trusted build did not have it."""
     served = ["empty-messages: served"]
 
     def judged(before: list[str] | None) -> tuple[VerdictFile, list[TestReport]]:
@@ -352,8 +358,9 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
 
 
 def test_unjudged_metrics_are_named(trusted):
-    """A percentile is nearly twice as long: one run decides nothing, and it is not reported as
-    good."""
+    """A percentile is nearly twice as long.
+
+    One run decides nothing, and the metric is not reported as good."""
     rate = trusted.newest.metrics["tg32@d0"]
     of_a_tail = {"unit": "ms", "higher_is_better": False, "quantile": 0.99}
     tail = replace(rate, name="itl_p99", samples=(90.0, 91.0), value=90.0, **of_a_tail)
@@ -368,7 +375,8 @@ def test_unjudged_metrics_are_named(trusted):
 
 
 def test_a_failure_that_counts_is_not_called_known(trusted):
-    """The words are similar, but nothing excused it: a crash, or an expired waiver."""
+    """The texts are similar, but nothing excused the failure: it is a crash, or its waiver has
+    expired."""
     run = a_run(*TESTS)
     facts = compared(run, trusted, {**trusted.newest.metrics})
     assert not facts and run.verdict is Verdict.FAIL and not run.against.no_worse
@@ -391,7 +399,7 @@ def test_copies_are_of_the_file(trusted):
 
 @pytest.mark.slow("eight runs")
 def test_a_removed_test_is_missing_if_it_would_have_been_selected(fault_server, run_pytest):
-    """The options -k and -m and the plan select it as if it still existed."""
+    """A removed test is missing if -k, -m and the plan would have selected it."""
     attached = ("--arch", "cpu", *fault_server().options)
     file = "meta_tests/whole/scenarios/vanishing.py"
     status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})
@@ -406,7 +414,9 @@ def test_a_removed_test_is_missing_if_it_would_have_been_selected(fault_server, 
 
 
 def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, run_pytest):
-    """Any other error may not, because it says nothing about the server."""
+    """A status that the client turned into an error may be known.
+
+    Any other error says nothing about the server."""
     file = "meta_tests/whole/scenarios/refused.py"
     common = ("--arch", "cpu", *fault_server().options, file)
     for broken, status, key, name in (

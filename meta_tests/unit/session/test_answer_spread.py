@@ -1,4 +1,4 @@
-"""The golden bound of a profile by `sm121 init-profile`, from answers alone and in a batch."""
+"""`sm121 init-profile` computes the golden bound of a profile from answers alone and in a batch."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ DAY = "2026-11-30"
 
 
 def spread_of(error: float, *, other_tokens: bool = False) -> Any:
-    """Measure a server whose answers in a batch differ by an error in nats."""
+    """Measure a server whose answers in a batch differ from those alone by an error in nats."""
     calls = itertools.count()
 
     def ask(request: Any) -> Any:

@@ -183,7 +183,7 @@ def test_a_crash_refuses_the_certificate():
 
 
 def test_a_certificate_refuses_waivers_of_blockers_and_names_others():
-    """The first line and the summary name the other waivers."""
+    """The first line and the summary of a certificate name all waivers that do not refuse it."""
     file = whole()
     counts = "test_token_counts_are_exact"
     how = "certified with 2 waivers"
@@ -201,7 +201,7 @@ def test_a_certificate_refuses_waivers_of_blockers_and_names_others():
 
 @pytest.mark.parametrize("is_shipped", [True, False, None])
 def test_a_certificate_says_whether_its_profile_is_shipped(is_shipped):
-    """If it is not the shipped one, the first line and the summary say so."""
+    """If the profile is not the shipped one, the first line and the summary say so."""
     file = whole()
     by = "certified by profile cpu-tiny-gpt-oss, which is not the shipped one"
     file.certificate_levels = ["smoke"]
@@ -285,7 +285,7 @@ def test_the_other_gaps():
 
 
 def test_only_a_test_that_applies_is_missed():
-    """`-m cpu` deselects the tests of a GPU; `-k` also those that a CPU needs."""
+    """`-m cpu` deselects the tests of a GPU; `-k` also deselects tests that a CPU needs."""
     config = SimpleNamespace(stash=pytest.Stash())
     selection.note_deselected(config, [Item("of a GPU", "kernel", "sm121")])
     assert selection.missed(config, "cpu") == []
@@ -303,7 +303,7 @@ def asking(*levels: str) -> profile.Profile:
 
 
 class Item:
-    """The attributes of a test that the selection uses."""
+    """A test with the attributes that the selection uses."""
 
     severity: object = None
 
@@ -323,7 +323,8 @@ class Item:
 
 
 def a_run(judging: profile.Profile, *, certify: bool) -> SimpleNamespace:
-    """The attributes of pytest's config that the selection uses, for a run of a profile."""
+    """pytest's configuration with the attributes that the selection uses, for a run of a
+    profile."""
     names: list[str] = []
     config = SimpleNamespace(stash=pytest.Stash(), deselected=names, getoption=lambda *_: None)
     config.stash[SETTINGS] = Settings(
@@ -393,7 +394,7 @@ def test_a_path_difference_is_a_gap_without_the_kernel_level():
 
 @pytest.mark.parametrize("line", [pytest.param("", marks=pytest.mark.slow), FALLBACK])
 def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, line):
-    """Without ``--certify`` it is not, because a script may use the server otherwise."""
+    """Without ``--certify`` it is not judged, because a script may use the server differently."""
     for certify in (True, False):
         chosen = Settings(
             target=GivenTarget(profile=asking("smoke", "stress")),

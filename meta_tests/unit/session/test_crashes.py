@@ -1,4 +1,4 @@
-"""The report of a crash: its cause is the same wherever it is named."""
+"""The report of a crash contains the same cause in all places."""
 
 import re
 import sys
@@ -17,8 +17,9 @@ from meta_tests.folders import FAKES
     ],
 )
 def test_message_crash_and_bundle_name_the_same_cause(run_pytest, canary_bf16, number, kind):
-    """The log has no cause. The exit code and the kernel's messages have one, but only the crash's
-    line used them: the test's message named the OOM killer."""
+    """The log has no cause, but the exit code and the kernel's messages have one.
+
+    Before, only the line of the crash used them, and the test's message named the OOM killer."""
     environment = {
         "SM121_META_PYTHON": sys.executable,
         "SM121_META_SERVER": "killed_start.py",

@@ -31,7 +31,7 @@ MOE_BOUND = "limit for batch 1: 1 ms; the memory allows 0.225"
 
 @pytest.fixture
 def profiled(tmp_path, capsys):
-    """Call the command; return its status, its output and its errors."""
+    """Call the command. Return its status, its output and its errors."""
 
     def call(*words: str | Path):
         output = tmp_path / "report"
@@ -123,7 +123,8 @@ def test_marlin_where_cutlass_was_asked_for_fails(profiled, tmp_path):
 def test_the_named_configuration_has_backends_limits_and_bound(
     of, profiled, fault_server, tmp_path, monkeypatch
 ):
-    """Without a name, Marlin was not noticed, and the stock release had 20 ms as its limit."""
+    """Without a named configuration, Marlin was not noticed, and the stock release had 20 ms as its
+    limit."""
     trace = decode_traces.write(tmp_path / "w.pt.trace.json", experts="MARLIN")
     words = [trace, "--profile", "sm121-gpt-oss-120b"]
     if of == "URL":

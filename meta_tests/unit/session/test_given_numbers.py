@@ -1,4 +1,4 @@
-"""Numbers of options: a slip of the keyboard is refused in one line, with what is counted."""
+"""A mistyped number of an option is refused in one line that says what is counted."""
 
 import pytest
 
@@ -34,6 +34,8 @@ def test_a_number_that_no_run_can_take_is_refused(name, most, says, read):
 
 
 def test_a_length_has_the_bound_of_the_server():
-    """`performance.refuse_wrong_sizes` knows the context; here it only has to be a number."""
+    """`performance.refuse_wrong_sizes` knows the server's context.
+
+    Here, a length only has to be a number."""
     assert number("--pp", "99999999") == 99999999
     assert numbers({"--depths": f"0,{HUGE}"}.get, "--depths", "0") is not None

@@ -1,4 +1,4 @@
-"""Sizes of the profile that options replace."""
+"""Options may replace sizes of the profile."""
 
 import pytest
 

@@ -37,7 +37,7 @@ ASKED = (
 
 @pytest.fixture
 def written(tmp_path, capsys):
-    """Call the command for a server; return the text of the profile and the loaded profile."""
+    """Call the command for a server. Return the text of the profile and the loaded profile."""
 
     def call(url: str, *words: str):
         output = tmp_path / "mine.toml"
@@ -52,7 +52,7 @@ def written(tmp_path, capsys):
 
 @pytest.fixture
 def draft(monkeypatch):
-    """Make a draft without a server, with rates and with a log's kernel path."""
+    """Create a draft without a server, with rates and with a log's kernel path."""
     with another_model() as url:
         request = served_facts_of(url)
     known = KnownAnswers((), (), (), (), asked=0, reasons=False, longest=10)
@@ -143,7 +143,7 @@ def test_a_server_without_a_parser_of_tools_cannot_call_them(written):
 
 @pytest.fixture
 def base_model(tmp_path):
-    """A folder with the checkpoint of a model without a chat template."""
+    """A folder with the checkpoint of a model that has no chat template."""
     folder = tmp_path / "base"
     shutil.copytree(CHECKPOINT, folder)
     (folder / "chat_template.jinja").unlink()
@@ -161,14 +161,16 @@ def test_a_base_model_cannot_chat(written, base_model):
 
 
 def test_a_base_model_of_another_machine_cannot_chat(written):
-    """The refusal of the server is the evidence if its checkpoint is not on this machine."""
+    """If the checkpoint is not on this machine, the refusal of the server shows that the model
+    cannot chat."""
     with another_model(chats=False, root="nobody/no-such-base-model") as url:
         _, mine = written(url)
     assert "default chat template is no longer allowed" in mine.correctness.cannot["chats"]
 
 
 def test_a_model_with_a_chat_template_must_chat(written):
-    """Its chats fail, so the profile asks for chats, and the first run is red."""
+    """If the chats of such a model fail, the profile still requires chats, and the first run is
+    red."""
     with another_model(chats=False) as url:
         text, mine = written(url)
     assert "chats" not in mine.correctness.cannot and mine.correctness.chats
@@ -308,7 +310,7 @@ def test_gates_of_a_cpu_are_comments(draft, tmp_path):
 
 
 def test_a_fallback_that_the_shipped_profile_accepts_is_accepted(draft, tmp_path):
-    """Any other one is a comment, on which the reader of the profile decides."""
+    """Any other fallback is a comment, and the reader of the profile decides on it."""
     path = KernelPath(fallbacks=["runner_v2_to_v1", "marlin_fallback"], log=LogStart(asked=ASKED))
     mine = tmp_path / "mine.toml"
     mine.write_text(draft("cpu", path).text("exam.jsonl"))

@@ -1,4 +1,4 @@
-"""The knowledge about an engine when a run opens, and the first screen."""
+"""The facts about an engine when a run opens, and the first screen."""
 
 from types import SimpleNamespace
 

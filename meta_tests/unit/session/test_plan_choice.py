@@ -1,4 +1,4 @@
-"""The plan of a run that names none, and what an option adds to a plan."""
+"""The plan of a run whose command line names none, and what an option adds to a plan."""
 
 import json
 import re
@@ -41,13 +41,13 @@ def test_the_plan_is_chosen_in_one_place(given, chosen):
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory) -> Path:
-    """The storage of the run that all tests of this module compare with; empty before it."""
+    """The storage of the run with which all tests of this module compare; empty before that run."""
     return tmp_path_factory.mktemp("storage")
 
 
 @pytest.fixture
 def history(run_pytest, fault_server, storage):
-    """The option for a storage with a run."""
+    """The option that names a storage with one run."""
     option = f"--benchmark-storage={storage}"
     if any(storage.iterdir()):
         return option
@@ -135,7 +135,9 @@ def test_an_attached_server_is_asked_the_same(run_pytest, fault_server):
 
 
 def test_a_named_test_misses_no_metric_of_other_tests(run_pytest, history):
-    """The history of a whole run has metrics that a named test does not measure."""
+    """The history of a whole run has metrics that a named test does not measure.
+
+    They do not count as missing."""
     _, _, output = asked(run_pytest, history, "-k", "test_decode_rate", "--benchmark-compare")
     assert "test_no_metric_is_worse" in output and "test_no_metric_is_missing" not in output
 

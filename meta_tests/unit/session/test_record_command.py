@@ -54,7 +54,7 @@ def test_the_workload_has_the_fields_of_the_plan():
 
 
 def test_the_workload_has_the_sampling_of_each_sampled_metric():
-    """It had temperature 0 beside a metric at temperature 1.0."""
+    """Before, the workload had temperature 0 beside a metric at temperature 1.0."""
     plan = {"temperature": 1.0, "top_p": 1.0, "seed": None}
     found = workload.describe_workload(Settings(), CPU, tokenizer="m")["sampled"]
     assert found == {
@@ -89,7 +89,9 @@ def test_a_flashinfer_that_fails_is_null_with_the_reason(flashinfer, monkeypatch
 
 
 def test_the_sections_before_the_time_limit_are_kept(flashinfer, monkeypatch):
-    """On an H200 without a network, 0.6.12 repeats its requests for more than a minute."""
+    """On an H200 without a network, 0.6.12 repeats its requests for more than a minute.
+
+    The sections before are kept."""
     variables = flashinfer("print('=== Version Info ===')", "import time", "time.sleep(60)")
     monkeypatch.setattr(flashinfer_config, "_WITHIN_S", 2.0)
     config = flashinfer_config.run_show_config(sys.executable, variables)
@@ -98,7 +100,7 @@ def test_the_sections_before_the_time_limit_are_kept(flashinfer, monkeypatch):
 
 
 def test_the_sections_before_a_failure_are_kept(flashinfer):
-    """The last ones need a network."""
+    """The last sections need a network. The sections before them are kept."""
     variables = flashinfer("print('=== Version Info ===')", "raise SystemExit('no manifest')")
     config = flashinfer_config.run_show_config(sys.executable, variables)
     assert config.text == "=== Version Info ===\n" and config.problem.endswith("no manifest")

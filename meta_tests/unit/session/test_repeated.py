@@ -1,4 +1,4 @@
-"""`sm121 run --every`: rounds of checks on a running server, and the kept reports."""
+"""`sm121 run --every`: rounds of checks on a running server, and the reports that are kept."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_files_stay_bounded(tmp_path, monkeypatch):
 
 
 def test_a_restarted_command_keeps_numbering_and_the_limit_of_reports(tmp_path):
-    """Five processes in one folder: ten reports remain, and each line names its own report."""
+    """Five processes use one folder. Ten reports remain, and each line names its own report."""
     for _process in range(5):
         play_all(tmp_path, [Verdict.FAIL, Verdict.PASS, *[Verdict.FAIL] * 10])
     rounds = records_of(tmp_path)
@@ -245,7 +245,9 @@ def test_a_stop_ends_a_round_that_drops_interrupts(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hang_ups_arrive():
-    """Under nohup this process ignores SIGHUP, and so would its children."""
+    """Make this process receive SIGHUP.
+
+    Under nohup it ignores the signal, and so would its children."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -131,14 +131,16 @@ def test_plans_differ_in_the_fingerprint():
 
 
 def collected(run_pytest, *arguments):
-    """Return the tests that would run; nothing starts."""
+    """Return the tests that would run. Nothing is started."""
     status, run = run_pytest("--collect-only", "-q", *arguments)
     assert status == 0, run.output
     return re.findall(r"^tests/test_\w+\.py::\S+", run.output, re.M), run.output
 
 
 def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
-    """The real selection decides; a parameter's name is no name in a plan."""
+    """The real selection decides which tests a plan leaves out.
+
+    The name of a parameter is no name in a plan."""
     tests, output = collected(run_pytest, "--plan", "quick")
     assert any("test_decode_rate[d512-tg32]" in test for test in tests)
     assert not any("tg128" in test or "test_stress" in test for test in tests)
@@ -169,7 +171,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
 
 
 def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
-    """Store the verdict of a finished run of this machine, unless given otherwise."""
+    """Store the verdict of a finished run, by default one of this machine."""
     fingerprint = Fingerprint(**{"machine": this_machine.identity(), **changes})
     engine = EngineReport(name="vllm", managed=True, model="m")
     whole = {"profile": name, "started": "2026-11-22T10:00:00", "finished": True, **fields}
@@ -335,7 +337,7 @@ def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, stat
 
 
 def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
-    """The same modules for a GB10: none is built, then each."""
+    """For a GB10, none of the modules is built at first, and then each of them."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setattr(jit.FlashInferModules, "of", lambda *_: jit.FlashInferModules("0.7", cache))
     cache = tmp_path / ".cache" / "flashinfer"

@@ -1,4 +1,4 @@
-"""Which runs can be trusted, and what later runs are compared with after ``sm121 trust``."""
+"""Which runs can be trusted, and with what later runs are compared after ``sm121 trust``."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from sm121.session import trusted_runs
 
 
 def test_nothing_gets_worse_step_by_step(tmp_path):
-    """Each run resembles the preceding one, and each rate is within the allowed loss."""
+    """Each run resembles the one before it, and each rate is within the allowed loss."""
     rate = 50.0
     off = 0.09
     for step in range(4):
@@ -56,7 +56,10 @@ def test_a_verdict_file_names_its_run(tmp_path, anew):
 
 
 def test_a_run_of_the_first_version_is_read(tmp_path):
-    """It has only the text of a failure; the same text is the same failure."""
+    """A run of the first version has only the text of a failure.
+
+    The same text is the same failure.
+    """
     folder = stored(a_run(*TESTS), tmp_path / "run")
     run = json.loads((folder / "verdict.json").read_text())
     run["schema_version"] = 1
@@ -143,7 +146,7 @@ def test_a_run_unusable_as_trusted_run_is_refused(tmp_path, changes, text, why):
 
 
 def test_a_run_without_tests_is_refused_for_that_reason(tmp_path):
-    """It has no fingerprint, because it was stopped before it had a target."""
+    """The run has no fingerprint, because it was stopped before it had a target."""
     run = a_run(("tests/a.py::a", "NOT_RUN", "no GPU"), fingerprint=None, metrics={})
     folder = stored(run, tmp_path / "run")
     with pytest.raises(UsageError, match="no test of a level was executed in it"):
@@ -175,7 +178,7 @@ def test_trust_lists_metrics_that_need_more_runs(tmp_path, capsys):
 
 
 def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
-    """Later acceptance counts: another failure of the same test was trusted later."""
+    """Another failure of the same test was trusted later, and the later acceptance counts."""
     for number, message in enumerate(("expected 1, got 2", "expected 1, got 7"), 1):
         tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
         trusted_runs.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
@@ -224,7 +227,7 @@ def test_trust_refuses_an_undecided_loss_but_no_jitter(tmp_path, stored_rates, r
 
 
 def test_trust_refuses_a_newly_failed_gate(tmp_path):
-    """A gate that failed in the trusted run too is known."""
+    """A gate that failed in the trusted run, too, is known."""
     red = a_run(*TESTS)
     red.metrics["tg32@d0"].verdict = Verdict.FAIL
     red.judge()
@@ -285,7 +288,7 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
 
 
 def of_a_sick_box(**fields) -> VerdictFile:
-    """Return a run with a DEGRADED box: its answers count, its rates do not."""
+    """Return a run on a DEGRADED machine. Its answers count, and its rates do not."""
     box = machine_report.BoxReport(state="DEGRADED", reason="other processes use the GPU: [7]")
     file = a_run(*TESTS, box=box, **fields)
     file.metrics["tg32@d0"].verdict = Verdict.INCONCLUSIVE
@@ -295,7 +298,7 @@ def of_a_sick_box(**fields) -> VerdictFile:
 
 
 def test_a_trusted_run_on_a_degraded_box_counts_only_for_answers(tmp_path, capsys):
-    """Its rates are not judged, and both trust and the run say so."""
+    """The rates of such a run are not judged. Both `sm121 trust` and the later run say so."""
     folder = stored(of_a_sick_box(), tmp_path / "sick")
     assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0
     assert "its answers are compared, but not its rates and times" in capsys.readouterr().out
@@ -312,7 +315,7 @@ def test_a_trusted_run_on_a_degraded_box_counts_only_for_answers(tmp_path, capsy
 
 @pytest.mark.parametrize(("rate", "verdict"), [(50.0, "PASS"), (30.0, "FAIL")])
 def test_rates_are_held_against_the_newest_trusted_run_on_a_fit_box(tmp_path, rate, verdict):
-    """A later trusted run with a DEGRADED box hides no slower build."""
+    """A later trusted run on a DEGRADED machine hides no slower build."""
     trusted_runs.trust(stored(a_run(*TESTS), tmp_path / "fit"), tmp_path)
     sick = of_a_sick_box(rate=30.0, started="2026-11-24T08:00:00+00:00")
     _, _, narrower = trusted_runs.trust(stored(sick, tmp_path / "sick", 30.0), tmp_path)

@@ -1,4 +1,4 @@
-"""The memory check after the loads, if the samples are missing or show no process."""
+"""The memory check after the loads, if samples are missing or show no process."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The criteria of the stress level, on constructed numbers: growth, answers, tails, causes."""
+"""The criteria of the stress level on constructed numbers: growth, answers, tails, causes."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def test_a_leak_of_1_mb_a_request_is_seen_and_noise_is_none(seed):
 
 
 def test_neither_noise_nor_one_step_is_a_leak():
-    """A pool that grows once does not grow with the requests; a mean or a fit would report it."""
+    """A pool that grows once is no leak; a mean or a fit would report one."""
     assert judged(0.5 * MIB, noise=200 * MIB).verdict is Verdict.INCONCLUSIVE
     assert judged(0.0, noise=1, samples=5).verdict is Verdict.INCONCLUSIVE, "too few samples"
     began = time.monotonic()
@@ -54,8 +54,8 @@ def test_neither_noise_nor_one_step_is_a_leak():
 
 
 def filled(until: float, *, samples: int = 120, loads: int = 1) -> list[timeline.TimelineSample]:
-    """Return a load in which 5 GiB of memory are touched for the first time, evenly until a share
-    of the load, with later loads that touch nothing new."""
+    """Return a load that touches 5 GiB of memory for the first time, evenly until a share of the
+    load. Later loads touch nothing new."""
     source = random.Random(1)
     taken = [5 * GIB * min(n / samples / until, 1.0) for n in range(samples * loads)]
     return [
@@ -66,7 +66,7 @@ def filled(until: float, *, samples: int = 120, loads: int = 1) -> list[timeline
 
 @pytest.mark.parametrize("until", [0.2, 0.4, 0.6, 0.8])
 def test_a_kv_cache_that_fills_and_then_stays_is_no_leak(until):
-    """model-serving-minefield, trap 106. If it fills late in a load, more load decides."""
+    """Trap 106 of model-serving-minefield. If the cache fills late in a load, more load decides."""
     assert verdicts(filled(until), 128 * GIB)["machine"] is not Verdict.FAIL
     assert verdicts(filled(until, loads=4), 128 * GIB)["machine"] is Verdict.PASS
 
@@ -78,7 +78,7 @@ def test_a_leak_that_grows_to_the_end_fails():
 
 @pytest.mark.parametrize("hours", [0.5, 2.0, 5.4, 13.0])
 def test_a_transient_that_is_longer_than_the_soak_is_no_leak(hours):
-    """model-serving-minefield, trap 107: the processes grow by 0.32 GiB within 7.4 hours of 157
+    """Trap 107 of model-serving-minefield: the processes grow by 0.32 GiB within 7.4 hours of 157
     requests each, and release it until the thirteenth."""
     source = random.Random(1)
     samples = []
@@ -98,7 +98,7 @@ def test_a_transient_that_is_longer_than_the_soak_is_no_leak(hours):
 
 
 def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.TimelineSample]:
-    """Return one sample per second with ten requests in each; the processes do not change."""
+    """Return one sample per second, with ten requests in each. The processes do not change."""
     return [
         timeline.TimelineSample(
             at_s=float(n), completed=10 * n, processes=1, rss_bytes=2 * GIB, pss_bytes=2 * GIB,
@@ -120,7 +120,7 @@ def verdicts(samples: list[timeline.TimelineSample], machine: int | None) -> dic
 
 
 def test_a_device_leak_without_nvml_shows_in_the_machines_memory():
-    """GB10: NVML answers N/A, and device memory belongs to no process."""
+    """On a GB10, NVML answers N/A, and device memory belongs to no process."""
     leak = verdicts(sampled(taken=GIB), 128 * GIB)
     assert leak["machine"] is Verdict.FAIL and leak["processes"] is Verdict.PASS
     assert verdicts(sampled(), 128 * GIB)["machine"] is Verdict.PASS
@@ -240,7 +240,7 @@ def stopped(job: JobOutcome) -> list[checks.Fault]:
     ],
 )
 def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
-    """vLLM does so on a GPU: the stream ends with finish_reason "abort"."""
+    """On a GPU, vLLM ends the stream with finish_reason "abort" if it is stopped."""
     ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
     assert [fault.kind for fault in stopped(ended)] == [kind] * bool(kind)
     running = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT)
@@ -314,7 +314,8 @@ def test_an_answer_under_load_has_the_fields_of_the_answer_alone(change, kind):
     ],
 )
 def test_an_answer_ends_at_its_stop_string(text, ids, kind):
-    """A crowd in which the server ignored it passed, because it began as the answer alone."""
+    """A crowd passed, although the server ignored the stop string: it began like the answer
+    alone."""
     alone = Completion(" ", "stop", (1, 2), (9,), None, None, 2, 1)
     job = Job("one", {"stop": ["Paris."]}, 4, alone=alone, may_end=True)
     finish = "stop" if kind is None else "length"
@@ -340,7 +341,7 @@ def test_no_client_is_answered_with_500_and_a_bad_request_is_refused(behaviour):
     ("others", "slowest", "kind"), [(1.0, 1.0, None), (1.0, 12.0, "slow_tail"), (0.1, 1.9, None)]
 )
 def test_the_slowest_of_a_load_is_bounded(others, slowest, kind):
-    """A short pause of the machine does not count."""
+    """The slowest request of a load is limited; a short pause of the machine does not count."""
     done = [outcome((1, 2, 3, 4), started=0.0, ended=s) for s in (*[others] * 29, slowest)]
     tail = checks.slow_tail(LoadResult(done, 0.0, 1.0), 10, 2)
     assert (tail.kind if tail else None) == kind
@@ -453,7 +454,7 @@ def test_kernel_messages_before_the_start_are_left_out():
 
 
 def bundle(folder: Path, redacted=str, **more) -> Path:
-    """The bundle of a killed server."""
+    """The crash bundle of a killed server."""
     evidence = crash_bundle.Evidence(cause=SIGKILL_GUESS, what="the server ended", **more)
     return crash_bundle.write(evidence, folder / "crashes", redacted)
 

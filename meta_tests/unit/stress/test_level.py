@@ -1,4 +1,4 @@
-"""Prompts that join decoding requests, crowds, long answers: each kind of harm is named."""
+"""Prompts that join decoding requests, crowds, and long answers: each kind of harm is reported."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -38,7 +38,7 @@ NEIGHBOUR = pytest.mark.slow("its neighbour proves the same, as far as one case 
 
 @pytest.fixture
 def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
-    """The stress level on the stress server with a fault, and its shown lines."""
+    """The stress level on the stress server with a fault, and the lines that it shows."""
     serving = ExitStack()
 
     def begin(fault: str = "none", *arguments: str, bound=EXACT) -> tuple[Stress, list[str]]:
@@ -207,7 +207,9 @@ def test_each_answer_in_a_crowd_is_its_own(level, crowd, fork):
 
 
 def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
-    """No request streams, and the last ones wait longer than a request may be silent."""
+    """The server runs few requests at a time.
+
+    No request streams, and the last ones wait longer than a request may be silent."""
     monkeypatch.setenv("SM121_META_STEP_S", "0.05")
     job = Job("waits", {"model": "canary", "prompt": "x", "max_tokens": 10}, 10)
     with servers.stress_server() as endpoint:
@@ -224,7 +226,8 @@ def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
     ],
 )
 def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, preempts, problem):
-    """Longer than a request may otherwise be silent, but not if no other request makes progress."""
+    """A preempted request may be silent for longer than others, but not if no other request makes
+    progress."""
     monkeypatch.setenv("SM121_META_STEP_S", "0.1")
     body = {"model": "canary", "prompt": "x", "stream": True}
     jobs = [Job(f"{n}", {**body, "max_tokens": n}, n) for n in (20, 40, 60, 50)]

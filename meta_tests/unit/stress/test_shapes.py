@@ -1,4 +1,4 @@
-"""The load for a KV cache is computed from the cache's size, and reaches preemption."""
+"""The load for a KV cache is computed from the cache's size, and causes preemption."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,10 @@ from sm121.stress import cache
 
 
 def preempted(blocks: int, block: int, *, chunk: int, load: cache.Pressure, streams: int) -> bool:
-    """Return whether a scheduler preempts: chunked prefill, space for a whole prompt before it is
-    admitted, and sliding layers that hold a window of each request and the current chunk."""
+    """Return whether a simulated scheduler preempts a request.
+
+    It has chunked prefill, admits a request only if there is space for its whole prompt, and its
+    sliding layers hold a window of each request and the current chunk."""
     window = 128
 
     def held(tokens: int, reading: int) -> int:

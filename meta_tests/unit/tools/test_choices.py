@@ -1,5 +1,7 @@
-"""The profile, the matrix and the signatures agree with what releases refused and chose on a GB10
-(``tools/choices/vllm-sm121.jsonl``, made by ``python -m tools.choices``)."""
+"""The profile, the matrix and the signatures agree with the choices of releases on a GB10.
+
+The releases' refusals and choices are in ``tools/choices/vllm-sm121.jsonl`` (made by ``python -m
+tools.choices``)."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ IN_ENGINE = Path(engines.__file__).parent / "in_engine"
 
 
 def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
-    """Return the parts of a start for which the release was not executed."""
+    """Return the parts of a start with which the release was not executed."""
     pairs = data.values(arguments)
     answers = [(answer.kind, data.values(answer.arguments)) for answer in release.answers]
     options = {name for kind, others in answers if kind == "option" for name in others}
@@ -44,8 +46,7 @@ def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
 
 
 def asked_for_in_vain(profile: Profile) -> list[str]:
-    """Return the requests of a profile's configurations to releases that refuse them, or were not
-    executed with them."""
+    """Return a profile's requests to releases that refuse them, or were not executed with them."""
     lines = []
     # These releases were executed only to read their parsers.
     bases = [build.release for build in builds.shipped()]
@@ -85,7 +86,8 @@ def test_the_profile_asks_no_build_for_what_its_parser_refuses(build):
     "name", [name for name in profiles.shipped() if profiles.load(name).arch == "sm121"]
 )
 def test_no_profile_of_a_gb10_asks_for_what_is_refused(name):
-    """The options of the canary's size (blocks of the cache, sizes of graphs) were not executed."""
+    """The options that depend on the canary's size (cache blocks, graph sizes) were not executed,
+    so they are not checked."""
     assert [line for line in asked_for_in_vain(profiles.load(name)) if "never" not in line] == []
 
 
@@ -165,7 +167,7 @@ def test_the_matrix_asks_no_release_for_what_it_refuses():
 
 @pytest.mark.parametrize("value", ["fp8", "mxfp8", "qkv-o"])
 def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value):
-    """Every release accepts `linear`; before 0.30 no layer has it."""
+    """Every release accepts `linear`, but before 0.30 no layer uses it."""
     dense = axes.load("sm121").axes["dense"].values[value]
     (setting,) = [s for s in dense.settings if s.build is None]
     pairs = data.values(setting.arguments)

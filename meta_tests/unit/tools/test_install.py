@@ -148,7 +148,8 @@ TORCH = "https://torch.example/cpu"
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
-    """Return a function that installs with the stand-in, and returns the status and the calls."""
+    """Return a function that installs with the replaced interpreter, and returns the status and the
+    calls."""
     log = tmp_path / "calls"
     python = tmp_path / "python"
     python.write_text(PYTHON.format(python=sys.executable, calls=log))
@@ -208,7 +209,7 @@ def test_if_uv_and_pip_fail_both_reasons_are_shown(calls, capsys):
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch) -> Path:
-    """A folder with one wheel: pip's only source. Nothing is cached."""
+    """A folder with one wheel, from which alone pip installs. Nothing is cached."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     with zipfile.ZipFile(folder / "sm121_tiny-1.0-py3-none-any.whl", "w") as archive:

@@ -1,4 +1,4 @@
-"""The page on releases of vLLM is the one of the recorded runs and of today's data files."""
+"""The page on releases of vLLM is made from the recorded runs and the present data files."""
 
 import json
 
@@ -7,7 +7,9 @@ from tools import versions
 
 
 def test_the_page_has_the_known_bugs_of_today():
-    """`make versions` takes an hour; the page without new runs takes none."""
+    """`make versions` takes an hour.
+
+    The page without new runs takes no time, and has the known bugs of today."""
     known = json.loads(versions.DATA.read_text("utf-8"))
     page = (ROOT / "docs" / "tables" / "vllm-versions.md").read_text("utf-8")
     assert page == versions.page(known)

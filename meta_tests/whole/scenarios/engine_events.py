@@ -1,5 +1,7 @@
-"""Events of a server between tests that do not notice them; the catalogue of false greens starts
-this with ``scripted_engine.py``. SM121_META_DO is the query of ``GET /meta``."""
+"""Events of a server between tests that do not notice them.
+
+The catalogue of false-green scenarios starts this with ``scripted_engine.py``. SM121_META_DO is the
+query of ``GET /meta``."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A failure under an xfail mark, beside a test that passes."""
+"""A failing test with an xfail mark, and a test that passes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A failing test of no level, beside the suite's own tests."""
+"""A failing test of no level, and the suite's own tests."""
 
 
 def test_of_no_level():

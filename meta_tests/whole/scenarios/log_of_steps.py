@@ -1,4 +1,4 @@
-"""A plugin for pytest that writes the steps of the spine to a file for each process."""
+"""A plugin for pytest that writes the steps of the module `spine` to a file for each process."""
 
 import logging
 import os

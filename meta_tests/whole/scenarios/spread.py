@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 @pytest.fixture
 def kernels():
-    """A stand-in for a fixture that needs no server."""
+    """A replacement for a fixture that needs no server."""
 
 
 def test_passes(conformance):
