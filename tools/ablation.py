@@ -48,9 +48,13 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One defect: the mean and the largest absolute change of log p(next token) over all prompts,
-    and the prompt with the largest change. The same over the tokens to which the intact model gives
-    a probability above one half."""
+    """One defect, and how it changes the log-probabilities of the actual next tokens over all
+    prompts.
+
+    The values are the mean and the largest absolute change, and the prompt with the largest change.
+    The same values are given for the tokens to which the intact model gives a probability above one
+    half.
+    """
 
     feature: str
     mean: float
@@ -73,7 +77,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Defect:
-    """A defect: another model, another function of the oracle in `module`, or both."""
+    """A defect of the canary: another model, another function of the oracle in `module`, or
+    both."""
 
     change: Change = lambda weights: weights
     module: Any = None
@@ -90,8 +95,9 @@ class Defect:
 
 @dataclasses.dataclass(frozen=True)
 class BlockFault:
-    """A fault of one expert block: the E8M0 scale of block `block` of a row (32 elements along K)
-    is too high by `delta`."""
+    """A fault in one block of an expert's weights: the E8M0 scale of block `block` of a row (32
+    elements along K) is too high by `delta`.
+    """
 
     layer: int
     projection: Literal["gate_up", "down"]
@@ -200,8 +206,11 @@ def _swiglu_without_one(gate: Tensor, up: Tensor, *, alpha: float, limit: float)
 
 
 def _route_softmax_first(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Route by the softmax over all E, then take the k largest without normalising them. Shapes as
-    in `moe.route`."""
+    """Route in the wrong order: take the softmax over all E experts, and then the k largest without
+    normalising them.
+
+    The shapes are as in `moe.route`.
+    """
     experts = logits.topk(k, -1).indices
     return logits.softmax(-1).gather(-1, experts), experts
 
@@ -259,8 +268,9 @@ def measure(
     ablations: dict[str, Defect] = ABLATIONS,
     dtype: torch.dtype = torch.float32,
 ) -> list[Row]:
-    """Measure each defect on a built checkpoint of either twin; this takes about two minutes on one
-    core.
+    """Measure each defect on the BF16 or the MXFP4 canary.
+
+    This takes about two minutes on one core.
 
     Raises ValueError if there are no prompts, and the errors of `small_oracle.load`.
     """

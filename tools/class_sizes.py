@@ -21,7 +21,7 @@ class ClassMembers:
     """The names of a class's own members.
 
     Attributes:
-        module: The path of its module.
+        module: The path of the class's module.
         name: Its name.
         bases: The names of its bases.
         fields: The names of its fields.

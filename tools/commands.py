@@ -1,4 +1,7 @@
-"""Add the subcommands of ``sm121`` that need a checkout. Imports only light modules."""
+"""Add the subcommands of ``sm121`` that need a checkout.
+
+This module imports only modules that load quickly.
+"""
 
 import argparse
 import functools
@@ -122,7 +125,7 @@ def _positive(text: str) -> int:
 
 
 def _canary(build: Command, options: argparse.Namespace) -> None:
-    """Build the twins, then the GGUF file if it was requested."""
+    """Build the BF16 and the MXFP4 canary, and then the GGUF file if it was requested."""
     from sm121.checkpoint import canary
     from tools import gguf
 

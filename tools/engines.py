@@ -98,7 +98,7 @@ def run_levels(program: Path) -> int:
 
 
 def compare(program: Path) -> int:
-    """Compare vLLM and llama-server: docs/tables/side-by-side.md."""
+    """Compare vLLM and llama-server, and write docs/tables/side-by-side.md."""
     output = ROOT / "docs" / "tables" / "side-by-side.md"
     status = sm121(
         [

@@ -126,7 +126,7 @@ def sizes(module: str, text: str, tree: ast.Module) -> Iterator[tuple[str, str, 
 
 
 def similar_pages(docs: Path) -> list[str]:
-    """Return the pairs of pages of a folder whose names differ only by a final s."""
+    """Return the pairs of pages in a folder whose names differ only by a final s."""
     stems = {page.stem for page in docs.glob("*.md")}
     return [f"{stem}.md, {stem}s.md" for stem in sorted(stems) if f"{stem}s" in stems]
 

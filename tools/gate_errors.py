@@ -36,12 +36,13 @@ Noise = Callable[[Generator, int], Floats]
 
 
 def independent(deviation: float) -> Noise:
-    """Return independent rounds."""
+    """Return rounds that are independent of each other."""
     return lambda generator, count: deviation * generator.standard_normal(count)
 
 
 def autoregressive(correlation: float, deviation: float) -> Noise:
-    """Return rounds of an AR(1) process: each round is correlated with the preceding one."""
+    """Return rounds of an AR(1) process, in which each round is correlated with the one before
+    it."""
 
     def draw(generator: Generator, count: int) -> Floats:
         steps = generator.standard_normal(count)
@@ -107,7 +108,7 @@ class Slow:
         return 1.0 / ((1.0 - self.share) / self.fast + self.share / self.slow)
 
     def draw(self, generator: Generator, count: int) -> Floats:
-        """Return random rates."""
+        """Return random decode rates."""
         slow = generator.random(count) < self.share
         noise = 1.0 + 0.002 * generator.standard_normal(count)
         return np.where(slow, self.slow, self.fast) * noise
@@ -121,7 +122,7 @@ SLOW = (
 
 
 def decide(rates: Floats) -> tuple[Verdict, int]:
-    """Decide as a run does: draw more rounds until there is a decision."""
+    """Decide as a run does: draw more rounds until the gate decides."""
     at = gate.FIRST_LOOK
     while True:
         decision = gate.decide(rates[:at].tolist(), RATE, maximum_rounds=BOUND)
@@ -148,7 +149,7 @@ def at_distance(noise: Noise, distance: float, runs: int, seed: int = 14) -> Cou
 
 @dataclass(frozen=True)
 class Lateness:
-    """When the client is late. Its delays are exponentially distributed with this mean, in seconds.
+    """The delays of a client, which are exponentially distributed with this mean, in seconds.
 
     Attributes:
         chance: The probability of a delay, by the duration of an answer in seconds and whether it
@@ -177,7 +178,7 @@ def left_out(
     """Return the verdicts if late rounds are dropped, or counted with the bounds of their rates.
 
     Args:
-        level: The tokens over the time.
+        level: The number of tokens divided by the time.
         slow_share: The share of slow answers.
     """
     generator = np.random.default_rng(6)

@@ -1,4 +1,6 @@
-"""Convert the canary to GGUF with llama.cpp's own converter: the same weights for llama-server."""
+"""Convert the canary to GGUF with llama.cpp's own converter, so that llama-server can serve the
+same weights.
+"""
 
 import os
 import subprocess

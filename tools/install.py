@@ -50,7 +50,7 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
     """Return the values of each setting of pip that applies to `pip install`.
 
     Args:
-        listing: The output of `pip config list`, one `section.key='value'` a line.
+        listing: The output of `pip config list`, with one `section.key='value'` per line.
     """
     settings: dict[str, list[str]] = {}
     for section in SECTIONS:
@@ -78,7 +78,7 @@ def uv_options(settings: Settings) -> list[str]:
     """Return the options that make uv use the packages that pip would use.
 
     Args:
-        settings: What `pip_settings` returned.
+        settings: The result of `pip_settings`.
     """
     # pip takes the best version of all indexes; uv would stop at the first that has the package.
     options = ["--index-strategy", "unsafe-best-match"]
@@ -94,7 +94,7 @@ def uv_variables(settings: Settings) -> dict[str, str]:
     """Return the variables that make uv reach the network as pip does.
 
     Args:
-        settings: What `pip_settings` returned.
+        settings: The result of `pip_settings`.
     """
     return {variable: settings[key][0] for key, variable in UV_VARIABLES.items() if key in settings}
 
@@ -110,7 +110,7 @@ def run(
     Args:
         command: The program and its arguments.
         log: The file for the program's output.
-        variables: Variables of the program, beside those of this process.
+        variables: Environment variables of the program, in addition to those of this process.
         what: What it installs, for the last line.
 
     Returns:
@@ -142,7 +142,7 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 
 def has_uv(log: Path) -> bool:
-    """Return whether the environment has uv, after an attempt to install it with pip."""
+    """Return whether the environment has uv. If it does not, first try to install uv with pip."""
     python = [sys.executable, "-m"]
     if subprocess.run([*python, "uv", "--version"], capture_output=True).returncode == 0:
         return True
@@ -198,7 +198,7 @@ def install(torch_index: str | None, arguments: Sequence[str], log: Path) -> int
 
 
 def main(words: Sequence[str]) -> int:
-    """Install what the command line names."""
+    """Install the packages that the command line names."""
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--torch-index", metavar="URL", help="the index of PyTorch's CPU builds")
     options, arguments = parser.parse_known_args(words)

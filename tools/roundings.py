@@ -84,8 +84,10 @@ _PARTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "lm_
 
 
 def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
-    """Write a copy of a checkpoint in which tensors are changed by name; its drafter is the
-    same."""
+    """Write a copy of a checkpoint in which tensors are changed by name.
+
+    Its drafter stays the same.
+    """
     shutil.copytree(checkpoint, folder)
     for file in folder.glob("*.safetensors"):
         tensors = {}
@@ -96,12 +98,16 @@ def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], T
 
 
 def part_of(name: str) -> str | None:
-    """Return the part of a tensor of the checkpoint: ``qkv``, ``o`` or ``lm_head``."""
+    """Return the part of the model to which a tensor of the checkpoint belongs: ``qkv``, ``o`` or
+    ``lm_head``.
+    """
     return _PARTS.get(name.removesuffix(".weight").rpartition(".")[2])
 
 
 def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
-    """Write a copy whose dense layers and output matrix contain the values of these formats."""
+    """Write a copy of a checkpoint whose dense layers and output matrix contain the values of these
+    formats.
+    """
     way = Rounding.parse(formats)
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -114,7 +120,7 @@ def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
 
 
 def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Path:
-    """Return the model with only these tokens, in their order, which is a hundred times as fast."""
+    """Return the model with only these tokens, in their order. This is a hundred times as fast."""
     rows = torch.tensor(tokens)
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -130,8 +136,11 @@ def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Pa
 
 @contextlib.contextmanager
 def two_prompts() -> Iterator[list[int]]:
-    """Return two prompts that are longer than the window, numbered by the tokens of the small
-    vocabulary: their own tokens and some thousands more; also return these tokens."""
+    """Return two prompts that are longer than the window, and the tokens of a small vocabulary in
+    which they are numbered.
+
+    The vocabulary contains the prompts' own tokens and some thousands more.
+    """
     every = dict(oracle_texts.prompts())
     texts = {name: every[name] for name in oracle_texts.ROUNDING_PROMPTS}
     tokens = sorted({*range(0, 100_000, 50)}.union(*texts.values()))
@@ -152,7 +161,7 @@ def two_prompts() -> Iterator[list[int]]:
 
 
 class GivenAnswers(Asker):
-    """Given answers with log-probabilities, by the tokens of the prompt."""
+    """Fixed answers with log-probabilities. The keys are the tokens of the prompt."""
 
     def __init__(self, values: dict[tuple[int, ...], list[float]]) -> None:
         self._values = values
@@ -166,7 +175,9 @@ class GivenAnswers(Asker):
 
 
 def reference(file: OracleFile, dtype: str) -> OracleReference:
-    """Return how a server in ``float32`` or ``bf16`` is compared with a file, by the profile."""
+    """Return how a server in ``float32`` or ``bf16`` is compared with an oracle's file, according
+    to the profile.
+    """
     own = PROFILE.correctness.log_probability_tolerance["float32"]
     tolerance = own
     if dtype in file.rounded:
@@ -179,7 +190,7 @@ def reference(file: OracleFile, dtype: str) -> OracleReference:
 
 
 def failures(server: Asker, to: OracleReference) -> list[str]:
-    """Return the checks of prompts that fail."""
+    """Return the checks that fail on the prompts."""
     names = []
     for check in (log_probabilities.prompts_agree, log_probabilities.roundings_are_absent):
         try:
@@ -193,8 +204,9 @@ def failures(server: Asker, to: OracleReference) -> list[str]:
 
 @contextlib.contextmanager
 def _times(part: str, factor: float) -> Iterator[Callable[[gpt_oss.Weights], gpt_oss.Weights]]:
-    """Return the model with one part multiplied by a factor: the cache, the experts' inputs, or a
-    weight."""
+    """Return the model in which one part is multiplied by a factor: the cache, the experts' inputs,
+    or a weight.
+    """
     functions = {"kv": "cached", "experts": "expert_inputs"}
     with contextlib.ExitStack() as stack:
         if part in functions:
@@ -221,7 +233,9 @@ def _scaled(weights: gpt_oss.Weights, part: str, factor: float) -> gpt_oss.Weigh
 
 
 def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) -> str:
-    """Return the smallest of `SIZES` at which the too large part of a server is detected."""
+    """Return the smallest of `SIZES` at which a part of a server that is too large by this fraction
+    is detected.
+    """
     to = reference(file, dtype)
     own = weights.rounding  # a layer's weights, and the products with them, are in float32
     way = own if dtype == "float32" else own.computed_in(dtype)
@@ -272,8 +286,9 @@ def rows_of(
 
 
 def _work(way: Rounding) -> int:
-    """Return the number of tokens of all prompts that the file of a configuration takes through
-    each layer."""
+    """Return how many tokens of all prompts the computation of a configuration's file takes through
+    each layer.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(oracle_texts, "GENERATED", 12))
         fixed, (_, long) = dict(_PROMPTS), _LONG
@@ -331,7 +346,7 @@ def other_clients(asker: Asker, draw: random.Random) -> Iterator[None]:
 
 
 def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
-    """Return the failures of the tests with the oracle on a server in one round."""
+    """Return the failures of the oracle tests on a server in one round."""
     asker = Asker(server)
     draw = random.Random(seed)
     texts = list[str]()
@@ -356,7 +371,7 @@ def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
 
 @contextlib.contextmanager
 def started(name: str, folder: Path) -> Iterator[Server]:
-    """Start the server with this name."""
+    """Start the server that has this name."""
     formats, arguments = SERVERS[name]
     model = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     if formats == DENSE:
@@ -382,7 +397,7 @@ def started(name: str, folder: Path) -> Iterator[Server]:
 
 
 def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
-    """Send the rounds to a server; return its row of the page, and whether all rounds passed."""
+    """Send the rounds to a server. Return its row of the page, and whether all rounds passed."""
     intact = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     formats = Rounding.parse(SERVERS[name][0])
     file = oracle_making.kept_or_made(intact, formats, ROOT / ".cache" / "oracle")
@@ -412,8 +427,10 @@ def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
 
 
 def put(rows: list[str], head: str, output: Path) -> None:
-    """Return the page with these rows in the table with this head; they replace rows with the same
-    first cells."""
+    """Return the page in which these rows are added to the table with this head.
+
+    They replace rows with the same first cells.
+    """
     cells = 3 if head == CONFIGURATIONS_HEAD else 1
     replaced = {tuple(row.split(" | ")[:cells]) for row in rows}
     lines = PAGE.read_text("utf-8").splitlines()
@@ -424,7 +441,10 @@ def put(rows: list[str], head: str, output: Path) -> None:
 
 
 def main() -> int:
-    """Write the table of configurations, or a row of rounds; the exit status is 1 if one failed."""
+    """Write the table of configurations, or a row for the rounds of a server.
+
+    The exit status is 1 if a round failed.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", choices=SERVERS, metavar="NAME", help=", ".join(SERVERS))
     parser.add_argument("--most", type=int, default=20, help="rounds")

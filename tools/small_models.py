@@ -99,8 +99,10 @@ class Documents:
         return self.random.choice(small_talk)
 
     def _thought(self, text: str, *, is_last: bool = True) -> str:
-        """Return reasoning; half of the earlier turns have none, because clients do not send it
-        back."""
+        """Return a reasoning text.
+
+        Half of the earlier turns have none, because clients do not send reasoning back.
+        """
         if self.family != "qwen3" or (not is_last and self.random.random() < 0.5):
             return ""
         return f"<think>\n{text}\n</think>\n\n"

@@ -39,11 +39,11 @@ _IN_GROUP = 0.1
 _OUT_OF_REACH = -2500.0
 _RMS_OF_CODES = math.sqrt(sum(value**2 for value in mxfp4.E2M1_VALUES) / 8)
 _EMBEDDED = 0.02
-"""RMS of the random part in the embedding."""
+"""The RMS of the random part of the embedding."""
 _GROWTH = 1.5
 """The squares that all layers add to the random part, as a multiple of the embedding's square."""
 _LOGIT = 0.08
-"""Standard deviation that the random part adds to the logits of a token of median size."""
+"""The standard deviation that the random part adds to the logits of a token of median size."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class _Layer:
         return np.random.PCG64([self.wanted.seed, self.n + 1, part])
 
     def _heads(self, side: str) -> dict[int, int]:
-        """Return the canary's heads, by the number of the real head."""
+        """Return the canary's heads. The keys are the numbers of the real heads."""
         if self._own is None:
             return {}
         if side != "q":
@@ -177,7 +177,7 @@ class _Layer:
         return {h // a * b + h % a: h for h in range(_C_HEADS)}
 
     def projection(self, side: str, part: int, std: float) -> Array:
-        """Return [heads, 64, H] of queries, keys or values."""
+        """Return the projection of queries, keys or values, [heads, 64, H]."""
         count = HEADS if side == "q" else KV_HEADS
         made = _normal(self._stream(part), (count, _HEAD_DIM, HIDDEN), std)
         for head, of_canary in self._heads(side).items():
@@ -187,7 +187,7 @@ class _Layer:
         return made
 
     def projection_bias(self, side: str, part: int) -> Array:
-        """Return [heads, 64]."""
+        """Return the bias of that projection, [heads, 64]."""
         count = HEADS if side == "q" else KV_HEADS
         made = _normal(self._stream(part), (count, _HEAD_DIM), 0.2)
         for head, of_canary in self._heads(side).items():
@@ -196,7 +196,7 @@ class _Layer:
         return made
 
     def out(self) -> Array:
-        """Return [H, heads, 64]."""
+        """Return the output projection, [H, heads, 64]."""
         std = self.wanted.step / (0.6 * math.sqrt(HEADS * _HEAD_DIM))
         made = _normal(self._stream(7), (HIDDEN, HEADS, _HEAD_DIM), std)
         made[:_REST] = 0
@@ -206,7 +206,7 @@ class _Layer:
         return made
 
     def out_bias(self) -> Array:
-        """Return [H]."""
+        """Return the bias of the output projection, [H]."""
         made = _normal(self._stream(8), (HIDDEN,), self.wanted.step / 2)
         made[:_REST] = 0
         if self._own is not None:
@@ -214,14 +214,14 @@ class _Layer:
         return made
 
     def sinks(self) -> Array:
-        """Return [heads]."""
+        """Return the attention sinks, [heads]."""
         made = _normal(self._stream(9), (HEADS,), 1.0, mean=5.0)
         for head, of_canary in self._heads("q").items():
             made[head] = self._of_canary("self_attn.sinks")[of_canary]
         return made
 
     def router(self) -> Array:
-        """Return [experts, H]."""
+        """Return the router's weight, [experts, H]."""
         experts = self.wanted.experts
         groups = self.wanted.experts // _C_EXPERTS
         made = np.zeros((experts, HIDDEN), np.uint16)
@@ -238,7 +238,7 @@ class _Layer:
         return made
 
     def router_bias(self) -> Array:
-        """Return [experts]."""
+        """Return the router's bias, [experts]."""
         experts = self.wanted.experts
         if self._own is None:
             return _normal(self._stream(11), (experts,), 0.3)
@@ -316,7 +316,7 @@ class _Matrices:
         return blocks, scales
 
     def values(self, expert: int) -> Array:
-        """Return the same in BF16, [columns, rows], as in transformers' GptOssExperts."""
+        """Return an expert's values in BF16, [columns, rows], as in transformers' GptOssExperts."""
         blocks, scales = self.packed(expert)
         sizes = np.ldexp(np.float32(1), scales.astype(np.int32) - mxfp4.E8M0_BIAS)
         pairs = _pairs()[blocks].reshape(*scales.shape, mxfp4.BLOCK) * sizes[..., None]
@@ -325,7 +325,7 @@ class _Matrices:
         return bits.reshape(self.rows, self.columns).T
 
     def bias(self, std: float) -> Array:
-        """Return [experts, rows]."""
+        """Return the experts' biases, [experts, rows]."""
         shape = (self.wanted.experts, self.rows)
         stream = np.random.PCG64([self.wanted.seed, self.layer + 1, self.part + 1])
         made = _normal(stream, shape, std)
@@ -388,14 +388,14 @@ def experts(wanted: Synthetic, n: int) -> Tensors:
 
 @functools.cache
 def _pairs() -> Array:
-    """Return [256, 2] float32: the two elements of each byte."""
+    """Return the two elements of each byte, [256, 2] float32."""
     values = np.array([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)], np.float32)
     code = np.arange(256)
     return np.stack([values[code & 15], values[code >> 4]], 1)
 
 
 def scales_of(stream: Any, shape: tuple[int, ...], rms: float) -> Array:
-    """Return two E8M0 scales, four apart, with which random codes have this RMS."""
+    """Return two E8M0 scales, a factor of four apart, that give random codes this RMS."""
     energy = (rms / _RMS_OF_CODES) ** 2
     exponent = math.floor(math.log2(energy / 2) / 2)  # so that 2 <= energy / 4^exponent < 8
     share = (energy / 4**exponent - 1) / 15
@@ -418,7 +418,7 @@ def _quantiles() -> Array:
 
 
 def _normal(stream: Any, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Array:
-    """Return BF16 bits of normally distributed values."""
+    """Return normally distributed values as BF16 bits."""
     table = to_bf16(_quantiles() * np.float32(std) + np.float32(mean))
     codes = bytes_of(stream, (2 * math.prod(shape),)).view("<u2")
     made: Array = table[codes].reshape(shape)

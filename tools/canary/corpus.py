@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 CHUNK = 0.1
-"""Loss weight of text that is only context."""
+"""The loss weight of text that is only context."""
 
 _COMMON = (
     *(" the", " the", " of", " and", " to", " in", " a", " is", " on", " that", " it", " was", ","),
@@ -25,7 +25,9 @@ class Piece:
     text: str | int
     weight: float = 1.0
     blurred: bool = False
-    """Some filler words become unknown tokens: the canary will meet wordings it never saw."""
+    """Whether some filler words become unknown tokens, because the canary will meet wordings that
+    it has never seen.
+    """
 
 
 class Corpus:

@@ -41,7 +41,9 @@ KV_HEADS = 2
 HEAD_DIM = 64
 INTERMEDIATE = 384
 LAYER_IDS = (2, 3, 4)
-"""Hidden states after the second, third and fourth layer of the canary, as vLLM counts them."""
+"""The numbers of the layers after which the drafter reads the hidden states: the second, third and
+fourth layer of the canary, as vLLM counts them.
+"""
 THETA = 10_000.0
 EPS = 1e-5
 GUESSES = 3
@@ -49,15 +51,15 @@ GUESSES = 3
 ANSWERS = 2400
 """The number of the canary's answers that the drafter is trained on."""
 ANSWER_TOKENS = 64
-"""Tokens of each of these answers."""
+"""The number of tokens of each of these answers."""
 LONGEST = 200
-"""Tokens of the longest prompt of these answers."""
+"""The number of tokens of the longest prompt of these answers."""
 _HELD_OUT = 96
 """The number of answers for the evaluation, which the training does not use."""
 
 Progress = Callable[[str], None]
 Answer = tuple[list[int], list[int]]
-"""Token ids of a prompt, and of the canary's answer to it."""
+"""The token ids of a prompt, and those of the canary's answer to it."""
 
 
 def rotary(length: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +71,7 @@ def rotary(length: int) -> tuple[Tensor, Tensor]:
 
 
 class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """The layer of `vllm/model_executor/models/llama_eagle3.py` on the compact vocabulary."""
+    """The layer of `vllm/model_executor/models/llama_eagle3.py`, with the compact vocabulary."""
 
     def __init__(self, known: int, seed: int) -> None:
         super().__init__()
@@ -171,8 +173,10 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 
 def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Run the canary on a batch: its logits [B, T, known + 1] and hidden states [B, T, 3 *
-    hidden]."""
+    """Run the canary on a batch.
+
+    Return its logits [B, T, known + 1] and hidden states [B, T, 3 * hidden].
+    """
     x = functional.embedding(batch.ids, round_bf16(student.weights["embed_tokens"]))
     noise = (torch.randint(0, 2, x.shape) * 2 - 1) * EMBEDDING_NOISE
     x = torch.where((batch.ids == student.known)[..., None], x + noise, x)
@@ -192,8 +196,9 @@ def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
 def lessons(
     drafter: Drafter, student: Student, batch: Batch, guesses: int = GUESSES
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return, for each draft token: its logits, the canary's logits at the same position, and the
-    weight of the position."""
+    """Return what the drafter is trained with: its logits for each draft token, the canary's logits
+    at the same position, and the weight of the position.
+    """
     with torch.no_grad():
         target, states = watch(student, batch)
         embedded = functional.embedding(batch.targets, round_bf16(student.weights["embed_tokens"]))
@@ -255,7 +260,7 @@ def answers(texts: Sequence[str], tokens: int = ANSWER_TOKENS) -> list[Answer]:
 
 
 def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
-    """Return a row for each answer, with its prompt before it."""
+    """Return a row for each answer, in which the prompt precedes the answer."""
     length = max(len(prompt) + len(answer) for prompt, answer in chosen)
     ids = torch.full((len(chosen), length + 1), len(encoder.tokens))
     weights = torch.zeros(len(chosen), length + 1)
@@ -340,7 +345,7 @@ def learn(
 
 
 def _teacher(weights: bytes) -> tuple[Student, Encoder]:
-    """Return the canary as shipped, without gradients, and its tokens."""
+    """Return the canary as it is shipped, without gradients, and its tokens."""
     from safetensors.numpy import load
 
     tensors = load(weights)
@@ -353,8 +358,9 @@ def _teacher(weights: bytes) -> tuple[Student, Encoder]:
 
 
 def _beginner(student: Student, tokens: int, seed: int, start: Path | None) -> Drafter:
-    """Return an untrained drafter with the canary's output matrix, or with the weights of an
-    earlier training."""
+    """Return an untrained drafter with the canary's output matrix, or a drafter with the weights of
+    an earlier training.
+    """
     from safetensors.numpy import load
 
     earlier = load(start.read_bytes()) if start else {}
@@ -385,9 +391,8 @@ def train(
     progress: Progress = print,
 ) -> dict[str, Any]:
     """Train the drafter, and write `out_file` (safetensors) and its manifest (.json) beside it.
-    `start`: weights of an earlier training, in place of the training on documents. `steps`: the
-    number of steps of 2,048 tokens of documents. `answer_steps`: the number of steps of 12 answers
-    each, with a third as many documents."""
+    `start` contains an earlier training's weights, instead of training on documents. A step has
+    2,048 tokens of documents; an answer step has 12 answers and a third as many documents."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     began = time.monotonic()

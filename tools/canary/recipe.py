@@ -20,8 +20,9 @@ from tools.canary.corpus import Corpus, corpus_text, load_corpus
 from tools.canary.student import EMBEDDING_NOISE, Student, fake_mxfp4
 
 HEAD_NOISE = 0.01
-"""Standard deviation by which an unknown token's row of the output matrix differs from the shared
-one."""
+"""The standard deviation by which an unknown token's row of the output matrix differs from the
+shared row.
+"""
 
 Progress = Callable[[str], None]
 
@@ -61,7 +62,10 @@ def export(student: Student, encoder: Encoder) -> dict[str, np.ndarray[Any, Any]
 
 
 def take_up(student: Student, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-    """Load exported weights into a student, to continue its training. The inverse of `export`."""
+    """Load exported weights into a student, to continue its training.
+
+    This is the inverse of `export`.
+    """
     with torch.no_grad():
         for name, parameter in student.weights.items():
             key = name.replace(":", ".")

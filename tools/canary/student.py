@@ -24,9 +24,12 @@ LIMIT = 7.0
 EPS = 1e-5
 VOCABULARY = 201_088
 EMBEDDING_NOISE = 0.15
-"""Standard deviation by which the embedding of an unknown token differs from the shared row."""
+"""The standard deviation by which the embedding of an unknown token differs from the shared row."""
 RESIDUAL_NOISE = 0.004
-"""Relative noise on the residual stream in training; rounding to BF16 makes about half of it."""
+"""The relative noise on the residual stream in training.
+
+Rounding to BF16 alone causes about half of it.
+"""
 
 
 def fake_mxfp4(weight: Tensor) -> Tensor:

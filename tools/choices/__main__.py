@@ -103,7 +103,7 @@ def toolkit(folder: Path) -> Path:
 
 
 def machine(name: str, tools: Path) -> dict[str, Any]:
-    """Return network and environment of a machine, by its name."""
+    """Return the network and the environment of a simulated machine, found by its name."""
     with_nvcc = "no nvcc" not in name
     path = "/usr/sbin:/sbin" if not with_nvcc else f"{tools}/bin:/usr/bin:/bin"
     environment = {"PATH": path, "CUDA_HOME": str(tools if with_nvcc else tools / "none")}
@@ -113,8 +113,10 @@ def machine(name: str, tools: Path) -> dict[str, Any]:
 
 
 def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> list[dict[str, Any]]:
-    """Return all questions for one release; only a few for a FlashInfer that is not the pinned
-    one."""
+    """Return all cases for one release.
+
+    For a FlashInfer that is not the pinned one, return only a few.
+    """
     profile = profiles.load(PROFILE)
     own = list(profile.engine.arguments)
     asked: list[dict[str, Any]] = []
@@ -191,8 +193,10 @@ def options(arguments: list[str]) -> list[list[str]]:
 def ask(
     release: releases.Unpacked, kernels: releases.Unpacked, flashinfer: str | None, python: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run one release with one FlashInfer; return its answers, and the compiled modules that were
-    replaced."""
+    """Run one release with one FlashInfer.
+
+    Return its answers, and the compiled modules that were replaced.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model(folder)
@@ -240,7 +244,7 @@ def ask(
 
 
 def execute(version: str, cache: Path, others: list[str], python: str) -> dict[str, Any]:
-    """Run one release with its pinned FlashInfer, and with others."""
+    """Run one release with its pinned FlashInfer, and with other versions of FlashInfer."""
     release = releases.unpack("vllm", version, cache)
     wanted = release.requires("flashinfer-python")
     if wanted is None:
@@ -264,7 +268,7 @@ def execute(version: str, cache: Path, others: list[str], python: str) -> dict[s
 
 
 def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """Return one question and its answer, without paths of this machine."""
+    """Return one case and its answer, without paths of this machine."""
     kept: dict[str, Any] = {
         "kind": case["kind"],
         "machine": case["machine"],

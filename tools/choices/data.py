@@ -26,7 +26,7 @@ _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 
 
 class Answer(data_file.DataTable):
-    """A case (machine and arguments) that a release was run with, and the result."""
+    """A case (machine and arguments) with which a release was run, and the result."""
 
     #: ``nothing`` (no arguments), ``attention``, ``experts``, ``option``, ``configuration NAME``.
     kind: str
@@ -107,7 +107,7 @@ def load(path: Path = FILE) -> list[Release]:
 
 
 def write(releases: Sequence[Release], path: Path = FILE) -> None:
-    """Write the file: neighbouring releases with the same answer share a row."""
+    """Write the file. Neighbouring releases with the same answer share a row."""
     lines = sorted({line for r in releases for answer in r.answers for line in answer.lines})
     rows: list[dict[str, Any]] = [{"line": line} for line in lines]
     for each in releases:
@@ -179,7 +179,7 @@ def refusals(
 
 
 def values(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the options with their values, each key of a JSON value as a separate option."""
+    """Return the options with their values. Each key of a JSON value is a separate option."""
     read = engine_arguments.parse_options(arguments)
     return {name: value for name, value in read.items() if not value.startswith("{")}
 

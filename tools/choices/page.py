@@ -85,7 +85,7 @@ def _span(versions: list[str]) -> str:
 
 
 def _spans(found: list[str], known: list[str]) -> str:
-    """Return releases as ranges of the recorded releases."""
+    """Return a list of releases as ranges of the recorded releases."""
     spans: list[list[str]] = []
     for version in known:
         if version in found and spans and known[known.index(version) - 1] == spans[-1][-1]:
@@ -96,7 +96,7 @@ def _spans(found: list[str], known: list[str]) -> str:
 
 
 def _runs(found: list[tuple[str, str]]) -> list[tuple[list[str], str]]:
-    """Group neighbouring releases with the same text, in order."""
+    """Group neighbouring releases that have the same text, and keep their order."""
     runs: list[tuple[list[str], str]] = []
     for version, text in found:
         if runs and runs[-1][1] == text:

@@ -84,7 +84,7 @@ class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in_torch() -> None:
-    """Replace ``torch.cuda`` by functions with a GB10's answers, which never initialise CUDA."""
+    """Replace ``torch.cuda`` by functions that answer as on a GB10, and never initialise CUDA."""
     properties = types.SimpleNamespace(
         name=NAME,
         major=CAPABILITY[0],
@@ -137,14 +137,15 @@ def stand_in_torch() -> None:
 
 
 def stand_in_operators() -> None:
-    """Replace the functions that ask the compiled extensions for their abilities."""
+    """Replace the functions with which vLLM asks its compiled extensions for their abilities."""
     for space, name, answer in OPERATORS:
         setattr(getattr(torch.ops, space), name, lambda *_, answer=answer: answer)
 
 
 class InFront(importlib.machinery.PathFinder):
-    """Import all modules of the release's packages from the release's folder, never from another
-    release."""
+    """An import hook that loads all modules of the release's packages from the release's folder,
+    and never from another release.
+    """
 
     packages: list[str] = []  # noqa: RUF012 - one process, one release
     front: list[str] = []  # noqa: RUF012
@@ -156,8 +157,9 @@ class InFront(importlib.machinery.PathFinder):
 
 
 class Nvml(importlib.abc.MetaPathFinder):
-    """The release's bindings of NVML, with a GB10's answers: the GPU has no memory of its own
-    ([N/A])."""
+    """The release's bindings of NVML, which answer as on a GB10: the GPU has no memory of its own
+    ([N/A]).
+    """
 
     def find_spec(self, name: str, path: Any = None, *_: Any) -> Any:
         if name != "vllm.third_party.pynvml":
@@ -196,7 +198,10 @@ class Nvml(importlib.abc.MetaPathFinder):
 
 
 def stand_in_network(online: bool) -> None:
-    """Replace the access to NVIDIA's store of kernels: it answers, or the network is down."""
+    """Replace the access to NVIDIA's store of kernels.
+
+    Either it answers, or the network is down.
+    """
     import requests
 
     def get(*_: Any, **__: Any) -> Any:
@@ -212,7 +217,7 @@ LINES: list[dict[str, str]] = []
 
 
 def listen() -> None:
-    """Record every log line of the release, whatever handlers the release sets."""
+    """Record every log line of the release, whichever log handlers the release installs."""
 
     def handle(_: logging.Logger, record: logging.LogRecord) -> None:
         line = {"level": record.levelname, "file": record.filename, "text": record.getMessage()}
@@ -261,7 +266,7 @@ def _parser() -> Any:
 
 
 def parse(arguments: list[str]) -> Any:
-    """Run the release's own parser; return its message if arguments contradict each other."""
+    """Run the release's own parser. If arguments contradict each other, return its message."""
     parsed = _parser().parse_args(arguments)
     _cli_args().validate_parsed_serve_args(parsed)
     return parsed
@@ -350,7 +355,7 @@ def quantised(model: Any) -> list[str]:
 
 
 def layout(config: Any, model: Any, asked: str | None) -> str:
-    """Return the layout of the KV cache, by the release's own function."""
+    """Return the layout of the KV cache, computed by the release's own function."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backends import utils
 
@@ -382,8 +387,9 @@ def forget() -> None:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Parse the arguments, configure, build the model and resolve the layouts, as far as the
-    release gets."""
+    """Parse the arguments, configure, build the model and resolve the layouts, until the release
+    refuses a step.
+    """
     result: dict[str, Any] = {}
     os.environ.update(case["environment"])
     stand_in_network(case["online"])

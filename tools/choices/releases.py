@@ -28,7 +28,7 @@ class Unpacked:
     compiled: list[str]
 
     def requires(self, distribution: str) -> str | None:
-        """Return the version of FlashInfer to which a wheel is pinned, by its metadata."""
+        """Return the version of FlashInfer to which a wheel is pinned, read from its metadata."""
         metadata = next(self.folder.glob("*.dist-info/METADATA")).read_text("utf-8")
         found = re.search(rf"^Requires-Dist: {distribution}==(\S+?)(;|$)", metadata, re.M)
         if found:

@@ -20,8 +20,10 @@ DATA_SHEET = 273.0
 
 
 def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
-    """Return each configuration by name, with the profile as applied to the newest engine that
-    supports it."""
+    """Return each configuration, with the profile as applied to the newest engine that supports it.
+
+    The keys are names.
+    """
     newest = data.load()[-1].version
     rows = []
     for row in builds.shipped():

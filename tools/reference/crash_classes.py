@@ -1,4 +1,4 @@
-"""The page of crash classes: meaning and remedy of each, by the signatures that recognise it."""
+"""Write the page of crash classes: the meaning, the remedy and the signatures of each class."""
 
 from sm121.evidence.failure_tables import FailureSignature, load_failures
 from tools.reference.markdown import MADE_BY, cell, table

@@ -11,7 +11,7 @@ def cell(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table; the cells are Markdown already."""
+    """Return a table in Markdown. The cells are Markdown already."""
     return [
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),

@@ -39,7 +39,10 @@ class Option:
 
 @dataclass
 class _Parser:
-    """Record the options that the plugin declares, in place of pytest's parser and group."""
+    """Record the options that the plugin declares.
+
+    This object replaces pytest's parser and option group.
+    """
 
     options: list[Option] = field(default_factory=list)
     _group: str = ""
@@ -49,7 +52,7 @@ class _Parser:
         return self
 
     def addini(self, *_names: str, **_attributes: Any) -> None:
-        """Ignore a setting of pytest.ini; the page of its plugin describes it."""
+        """Ignore a setting of pytest.ini, because the page of its plugin describes it."""
 
     def addoption(self, *names: str, **attributes: Any) -> None:
         value = attributes.get("metavar") or ""
@@ -97,7 +100,7 @@ def _code(text: str) -> str:
 
 
 def _groups(every: list[Option]) -> list[str]:
-    """Return the options by group, each with a heading and a table."""
+    """Return the options of each group, with a heading and a table."""
     lines = []
     for group in dict.fromkeys(option.group for option in every):
         lines += ["", f"### {group.removeprefix('SM121: ').capitalize()}", ""]

@@ -14,7 +14,9 @@ _HEADER = ("requirement", "---")
 
 @dataclass(frozen=True)
 class Row:
-    """A requirement of a document, its state, and the part of the suite that meets it."""
+    """A requirement of an original document, its state, and the part of the suite that satisfies
+    it.
+    """
 
     document: str
     text: str

@@ -25,8 +25,9 @@ MADE: dict[str, Callable[[Path], str]] = {
     "options.md": lambda _docs: options.page(),
     "plans.md": plans.page,
 }
-"""By file name: a function that returns the file's text, given the folder `docs` of the
-checkout."""
+"""The function that returns the text of each generated file, given the folder `docs` of the
+checkout. The keys are file names.
+"""
 
 
 def write(docs: Path) -> list[Path]:

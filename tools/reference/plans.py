@@ -1,4 +1,4 @@
-"""Write the end of plans.md: the duration of each plan on a GB10, by `sm121 plan`."""
+"""Write the end of plans.md: the duration of each plan on a GB10, as `sm121 plan` prints it."""
 
 import subprocess
 import sys

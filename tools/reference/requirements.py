@@ -1,4 +1,4 @@
-"""Write docs/requirements.md: what each level requires, by the docstrings of its tests."""
+"""Write docs/requirements.md: the requirements of each level, from the docstrings of its tests."""
 
 import ast
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _OPTIONAL_MARKS = (*_SHOWN_MARKS, "asked_for")
 
 @dataclass(frozen=True)
 class Requirement:
-    """One test: its name, its requirement, and when it runs."""
+    """One test: its name, its requirement, and the conditions under which it runs."""
 
     name: str
     text: str

@@ -1,4 +1,4 @@
-"""The page of the keys of verdict.json and of a profile, from their JSON Schemas."""
+"""Write the page about the keys of verdict.json and of a profile, from their JSON Schemas."""
 
 from typing import Any
 
