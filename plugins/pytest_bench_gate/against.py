@@ -26,8 +26,8 @@ def add(config: pytest.Config, parser: pytest.Parser, arguments: Sequence[str]) 
         arguments: The command line.
 
     Raises:
-        pytest.UsageError: The value is a path behind a space, which pytest has taken for one of
-            tests: the option was unknown when pytest looked for pytest.ini.
+        pytest.UsageError: The value is a path after a space. pytest has taken it for a path of
+            tests, because the option was unknown when pytest looked for pytest.ini.
     """
     _, unknown = parser.parse_known_and_unknown_args([f"{NAME}=0001"])
     config.stash[_IS_OURS] = bool(unknown)
