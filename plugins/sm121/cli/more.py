@@ -123,8 +123,9 @@ def _add_golden(commands: Commands) -> None:
         metavar="LIST",
         default="checkpoint",
         help=(
-            "formats to which the server rounds in addition to the checkpoint, such as "
-            "qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8 (default: checkpoint, which is none)"
+            "formats to which the server rounds in addition to the checkpoint's own formats, such "
+            "as qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8 (default: the word checkpoint, which stands for "
+            "none)"
         ),
     )
     parser.add_argument(
