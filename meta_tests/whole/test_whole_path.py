@@ -98,8 +98,8 @@ def test_the_builds_own_log_is_as_its_configuration_says(tmp_path):
         pytest.param(
             BF16_KV,
             UNFUSED,
-            "expected no line ' kv_cache_dtype=auto",
-            id="BF16_KV, UNFUSED, expected no line ' kv_cache_dtype=auto",
+            r"a line ' kv_cache_dtype=auto.*' that must not be there: .*Initializing",
+            id="BF16_KV, UNFUSED, a line ' kv_cache_dtype=auto",
         ),
         pytest.param(
             (("quantization=mxfp4", "quantization=None"),),
@@ -116,8 +116,8 @@ def test_the_builds_own_log_is_as_its_configuration_says(tmp_path):
         pytest.param(
             tuple(without(UNFUSED, "lm_head quantized")),
             UNFUSED,
-            "expected a line .*lm_head quantized",
-            id="without UNFUSED lm_head quantized, UNFUSED, expected a line",
+            "^no line .*lm_head quantized",
+            id="without UNFUSED lm_head quantized, UNFUSED, no line",
         ),
         pytest.param(
             (),

@@ -139,13 +139,13 @@ CASES = [
         name="an old start in the log has what the new one has not",
         fault=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, BANNER, FLASHINFER, LAYOUT),
         clean=on_a_gb10(BANNER, TRITON, OTHER_MOE, BANNER, FLASHINFER, MARLIN, LAYOUT),
-        expected="expected a line",
+        expected="no line ",
     ),
     Case(
         item="8 The path is judged once",
         name="a user's request has the words that must be seen",
         fault=on_a_gb10(BANNER, FLASHINFER, LAYOUT, REQUEST),
         clean=on_a_gb10(BANNER, FLASHINFER, LAYOUT, MARLIN),
-        expected="expected a line",
+        expected="no line ",
     ),
 ]

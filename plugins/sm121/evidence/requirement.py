@@ -164,11 +164,13 @@ def _search_log(rule: PathRule, path: KernelPath, log: Path) -> Iterator[Contrad
         matched.add(pattern)
         if pattern in unwanted:
             part = f"expected no line {pattern.pattern!r}"
-            yield Contradiction(part, line, f"{part}, got {line[:_LONGEST_LINE]}")
+            shown = line[:_LONGEST_LINE]
+            text = f"a line {pattern.pattern!r} that must not be there: {shown}"
+            yield Contradiction(part, line, text)
     for pattern in dict.fromkeys(wanted):
         if pattern not in matched:
             part = f"expected a line {pattern.pattern!r}"
-            yield Contradiction(part, "nothing", f"{part}, got none")
+            yield Contradiction(part, "nothing", f"no line {pattern.pattern!r}")
 
 
 def _unknown_variables(path: KernelPath) -> Iterator[Contradiction]:
