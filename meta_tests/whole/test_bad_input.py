@@ -153,6 +153,16 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
         pytest.param(
             ("--depths=99999999",), "--depths 99999999: expected at most 3968 tokens", id="deep"
         ),
+        pytest.param(
+            (f"--depths=0,{'1234567890' * 3}",),
+            f"--depths 0,{'1234567890' * 3}: expected numbers of at most 18 digits",
+            id="thirty digits",
+        ),
+        pytest.param(
+            (f"--pp={'9' * 5000}",),
+            f"--pp {'9' * 40}...: expected numbers of at most 18 digits",
+            id="thousands of digits",
+        ),
         pytest.param(("--tg=99999",), "--tg 99999: expected at most 4096 tokens", id="long"),
         pytest.param(
             ("--rounds=99999999",), "--rounds 99999999: expected at most 1000 rounds of each",

@@ -38,4 +38,8 @@ def test_a_length_has_the_bound_of_the_server():
 
     Here, a length only has to be a number."""
     assert number("--pp", "99999999") == 99999999
-    assert numbers({"--depths": f"0,{HUGE}"}.get, "--depths", "0") is not None
+    assert numbers({"--depths": "0,99999999"}.get, "--depths", "0") == (0, 99999999)
+    with pytest.raises(
+        UsageError, match=r"--depths 0,9+\.\.\.: expected numbers of at most 18 digits"
+    ):
+        numbers({"--depths": f"0,{HUGE}"}.get, "--depths", "0")

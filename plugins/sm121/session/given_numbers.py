@@ -16,7 +16,7 @@ _MOST = {
     # Each start takes minutes.
     "--ab-pairs": (100, "starts of each side"),
 }
-#: Digits of a number beyond this many are ignored.
+#: The largest number of digits. Python converts no text of thousands of digits.
 _DIGITS = 18
 #: How many characters of a wrong value a message shows.
 _SHOWN = 40
@@ -71,6 +71,9 @@ def _value(text: str) -> int:
 
 def _refuse_above(name: str, text: str, value: int) -> None:
     """Raise UsageError if a number is above the bound of its option."""
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     most, counted = _MOST.get(name, (value, ""))
     if value > most:
-        raise UsageError(f"{name} {text[:_SHOWN]}: expected at most {most} {counted}")
+        raise UsageError(f"{name} {shown}: expected at most {most} {counted}")
+    if any(len(part.strip()) > _DIGITS for part in text.split(",")):
+        raise UsageError(f"{name} {shown}: expected numbers of at most {_DIGITS} digits")
