@@ -18,7 +18,7 @@ Rule = Callable[[Top], Split]
 
 
 def allow_all(top: Top) -> Split:
-    """Return a split in which each listed token may be drawn."""
+    """Return a split of the listed tokens that allows each of them to be drawn."""
     return Split(set(top), set())
 
 

@@ -22,7 +22,7 @@ ROWS: tuple[Row, ...] = get_args(Row)
 
 
 class _Piece(DataTable):
-    """A piece of a part."""
+    """A pattern for kernels that are a smaller piece of a part of the model."""
 
     id: Literal["norms", "routing", "product"]
     part: Part

@@ -66,7 +66,7 @@ class DecodeTime(Record):
     busy_ms: float | None
     """Milliseconds of a step in which a kernel ran."""
     overlap: float | None
-    """By which share the sum of all kernels' times exceeds the time in which any kernel ran."""
+    """The fraction by which the sum of all kernels' times exceeds the time with any kernel."""
     host_share: float | None
     """The share of a step in which no kernel ran; null if it is unknown. If ``clock`` is
     ``profiler``, the share includes the cost of the profiler."""
@@ -219,21 +219,21 @@ def _row_time(row: Row, kernels: _Kernels, total_s: float, tokens: float | None)
 
 
 def _each(number: float | None, count: int | None) -> float | None:
-    """Return a count for each of a number of steps or tokens."""
+    """Return `count` divided by a number of steps or tokens; None if one of them is unknown."""
     if number is None or count is None:
         return None
     return round(count / number, 2)
 
 
 def _ms(number: float | None, seconds: float | None) -> float | None:
-    """Return the milliseconds of each of a number of steps or tokens."""
+    """Return `seconds` divided by a number of steps or tokens, in ms; None if one is unknown."""
     if number is None or seconds is None:
         return None
     return round(seconds / number * 1e3, 4)
 
 
 def _overlap(profile: KernelProfile) -> float | None:
-    """Return by which share the sum of all kernels' times exceeds the busy time."""
+    """Return the fraction by which the sum of all kernels' times exceeds the busy time."""
     if profile.host is None or profile.host.busy_s <= 0:
         return None
     return round(max(profile.seconds / profile.host.busy_s - 1.0, 0.0), 4)

@@ -237,7 +237,7 @@ class FailureReader:
         return self.is_plain(line) and not any(hint in text for hint in self._patterns.bare_hints)
 
     def _take_plain(self, raw: bytes, like: LogLine) -> None:
-        """Read a line that differs from a plain line only in its digits."""
+        """Read a line that differs only in its digits from a line for which `is_plain` is true."""
         self._last = raw
         if self.shows_life(like):
             self.goes_on()

@@ -260,7 +260,7 @@ class LogReader:
         return is_plain and not any(hint in text for hint in self._bare_hints)
 
     def _take_plain(self, _raw: bytes, like: LogLine) -> None:
-        """Read a line that differs from a plain line only in its digits."""
+        """Read a line that differs only in its digits from a line that proves nothing."""
         state = self._states[like.container]
         if not state.stale and state.failures.shows_life(like):
             state.failures.goes_on()

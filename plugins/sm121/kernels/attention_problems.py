@@ -98,7 +98,7 @@ def _judge(
     shape: tuple[int, ...],
     rows: Callable[[str], Tensor],
 ) -> ToleranceJudge:
-    """Return the judge of a case. `rows(rounding)` is the oracle's output for that cache."""
+    """Return the judge of a case. `rows(rounding)` is the oracle's output with that KV cache."""
     definitions: dict[str, Callable[[], Tensor]] = {}
     if case.kv == "fp8":
         for written in _CACHED:

@@ -23,7 +23,7 @@ _NO_LAYERS = "none"
 
 
 class Rule(data_file.DataTable):
-    """Which provider tests some operations if the kernel path has these values.
+    """A rule that chooses the provider of some operations if the kernel path has these values.
 
     An empty tuple matches any value.
     """

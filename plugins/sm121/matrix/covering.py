@@ -77,7 +77,7 @@ class Array:
 
 @dataclass(frozen=True)
 class _Addition:
-    """A cell in addition to the array."""
+    """A cell that a run has in addition to those of the covering array."""
 
     name: str
     #: The values that the cell sets; other axes have the baseline's value.
@@ -170,7 +170,7 @@ class _Builder:
         self._planned.setdefault(values, []).append(why)
 
     def add_addition(self, addition: _Addition) -> None:
-        """Add a cell in addition to the array, or record why it cannot be added."""
+        """Add a cell that is not in the covering array, or record why it cannot be added."""
         space = self.space
         applicable = {}
         ignored = []

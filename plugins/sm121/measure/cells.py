@@ -363,7 +363,7 @@ class MeasuredCell:
         return bunched + self.shape.tokens_together // 4
 
     def _missing_witnesses(self) -> int:
-        """Return how many more short answers of sufficient length are needed to check the rate."""
+        """Return how many more short answers are needed whose length suffices to check the rate."""
         bunched = self._bunched()
         if not bunched:
             return 0

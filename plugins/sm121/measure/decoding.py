@@ -201,7 +201,7 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 
 class _Start(NamedTuple):
-    """The first moment that is on time (its index), and how late the ones before it were, in ns."""
+    """The index of the first moment that is on time, and the delays in ns of those before it."""
 
     place: int
     late_ns: float

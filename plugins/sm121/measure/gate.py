@@ -306,7 +306,7 @@ def _side(
 
 
 def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
-    """Return the first of `_ENDS` for which the mean of the last rounds is on the other side."""
+    """Return the first of `_ENDS` whose mean is on the threshold's other side, or None."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
     spread = max(spread, RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
@@ -445,7 +445,7 @@ def decide_measurement(
 def _look(
     measurement: Measurement, gate: Gate, growing: bool, bound: int
 ) -> tuple[Decision | None, int]:
-    """Return the decision on the rounds so far, and the number of rounds at the next look."""
+    """Return the decision on the rounds so far, and how many rounds the next decision needs."""
     samples = measurement.samples
     if measurement.is_mean:
         estimate = statistics.estimate_mean(samples)

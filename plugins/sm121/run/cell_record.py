@@ -119,7 +119,7 @@ class CellRecord(Record):
 
     @property
     def ended(self) -> bool:
-        """Whether it has a result; it has none if it could not run."""
+        """Whether the cell has a result. A cell that could not run has none."""
         return self.outcome is not CellOutcome.NOT_RUN
 
     @property

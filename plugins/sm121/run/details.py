@@ -71,7 +71,7 @@ class Series(BaseModel):
 
 
 class Details(BaseModel):
-    """The whole of details.json, of any version of the suite."""
+    """The content of details.json, as any version of the suite writes it."""
 
     command: str | None = None
     again: str | None = None

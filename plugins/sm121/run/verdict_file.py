@@ -293,7 +293,7 @@ class AgainstReport(Record):
 
 
 class VerdictFile(Record):
-    """The whole of verdict.json."""
+    """The content of verdict.json."""
 
     schema_version: int = SCHEMA_VERSION
     verdict: Verdict = Verdict.NOT_RUN

@@ -270,7 +270,7 @@ class _Judge:
         return None
 
     def _missing(self, lost: Collection[str]) -> Iterator[_MetricVerdict]:
-        """The metrics that this run should have but does not have."""
+        """Yield the metrics that this run should have but does not have."""
         trusted = self._trusted
         absent = trend.missing(self._metrics, trusted.newest)
         if trusted.rated is not None and trusted.rated is not trusted.newest:

@@ -45,7 +45,7 @@ class LevelBounds(DataTable):
 
 
 class PlanBounds(DataTable):
-    """A plan of a profile, level by level."""
+    """The durations of a profile's plan, by level."""
 
     source: str = Field(min_length=3)
     levels: dict[Level, LevelBounds]
@@ -109,7 +109,7 @@ class Timeout(DataTable):
 
 
 class Durations(DataTable):
-    """The whole file."""
+    """The content of durations.toml."""
 
     profiles: dict[str, ProfileBounds]
     quoted: Entries[Quoted]
@@ -132,7 +132,7 @@ class Durations(DataTable):
 
 
 def load() -> Durations:
-    """Read the file."""
+    """Load durations.toml."""
     return data_file.load("durations.toml", Durations)
 
 
