@@ -54,7 +54,7 @@ class Mxfp8Experts(TorchExperts):
     """Experts with MXFP8 activations."""
 
     def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
-        """Return x W^T, rounded, + b in float32."""
+        """Return x W^T rounded to bfloat16, plus the bias, in float32."""
         q, scales = self.codecs.mxfp8_quantize(x)
         values = TorchCodecs().scale_values(scales)
         wide = q.float().unflatten(-1, (scales.shape[1], -1)) * values[..., None]
@@ -142,8 +142,11 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class BlockScales:
-    """All block scales of a matrix, each wrong by one exponent in turn: their number, the number of
-    detected ones, and the smallest share of a block in the error, in units of the limit."""
+    """The result of making each block scale of a matrix wrong by one exponent, one at a time.
+
+    It has the number of scales, the number of detected ones, and the smallest share of a block in
+    the error, in units of the limit.
+    """
 
     case: str
     activations: str
@@ -285,8 +288,7 @@ def _output_defects(reference: Tensor, floor: float) -> dict[str, list[Defect]]:
 
 
 def _smallest(actual: Tensor, reference: Tensor, limit: KernelTolerance, defect: Defect) -> float:
-    """Return the smallest size from which on the check detects the defect in both directions, by
-    bisection."""
+    """Find the smallest size at which the check detects the defect and its negative."""
 
     def noticed(size: float) -> bool:
         return all(
@@ -395,7 +397,7 @@ def found_block_scales(case: MoeCase, clean: TorchProvider) -> BlockScales:
 def _read_out(
     case: MoeCase, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> Iterator[Tensor]:
-    """Return, for each expert, the share of each wrong scale of its first matrix, [rows *
+    """Yield, for each expert, the share of each wrong scale of its first matrix, [rows *
     blocks]."""
     _, weights, ids, *_ = arguments
     keep = keywords["roundings"].hidden
