@@ -1,9 +1,37 @@
 """A trusted run detects faults of another model than gpt-oss on the real vLLM."""
 
+import dataclasses
+
 import pytest
 
 from meta_tests.faults import other_models
 from meta_tests.faults.other_models import FAMILIES, GOLDEN, GROUPS, OtherModel, one_scale
+from sm121.core.verdict import Verdict
+from sm121.run import verdict_file
+
+#: The shortest checks that read the exam, chats and the golden file.
+SAMPLE = dataclasses.replace(
+    GROUPS[0],
+    checks=(
+        *("--plan", "quick", "tests/test_smoke.py", "tests/test_correctness.py"),
+        *("-k", "one_ or known_answers or golden or chats_end"),
+    ),
+)
+
+
+@pytest.mark.timeout(600)
+def test_the_second_run_of_an_unchanged_server_is_green(tmp_path):
+    """The three commands of docs/another-model.md, with one start of the real vLLM."""
+    model = OtherModel("qwen3", SAMPLE, tmp_path)
+    with model.serving() as server:
+        model.init_profile(server)
+        first = model.judge(server, "trusted run")
+        second = model.judge(server, "nothing")
+    assert first.status == 0 and model.golden.is_file(), first
+    assert second.status == 0 and "not worse than the run of" in second.reason, second
+    run = verdict_file.read(next(tmp_path.glob("tmp*/verdict.json")))
+    passed = [test.id.rpartition("::")[2] for test in run.tests if test.verdict is Verdict.PASS]
+    assert {GOLDEN, "test_one_chat", "test_known_answers"} <= {*passed}, passed
 
 
 @pytest.mark.slow("starts the real vLLM twice; test_init_command.py has the profile, without one")
