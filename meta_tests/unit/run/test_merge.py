@@ -128,6 +128,30 @@ def test_shards_decide_what_the_whole_planned_and_one_that_is_missing_is_not_gre
     assert (whole.verdict, whole.reason) == (Verdict.NOT_RUN, "killed")
 
 
+def test_speed_and_accuracy_of_two_shards_are_compared_together():
+    """One shard measured the rate, the other one the cost of the rounding."""
+
+    def measured(index: int, name: str, unit: str, before: float, now: float) -> VerdictFile:
+        def metric(value: float) -> MetricReport:
+            return MetricReport(value=value, unit=unit, rounds=1, verdict="PASS")
+
+        against = AgainstReport(
+            run="the run of today", engine="vllm", no_worse=True, measured={name: metric(before)}
+        )
+        made = part(index, said(("one", "two")[index - 1], "PASS"), against=against)
+        made.metrics[name] = metric(now)
+        return made
+
+    parts = (
+        measured(1, "tg32@d0", "tok/s", 30.0, 60.0),
+        measured(2, "price_kl", "nats", 0.01, 0.02),
+    )
+    whole = of_shards(*parts)
+    told = "2 times as fast (tg32@d0 30 → 60 tok/s), at a price: price_kl 0.01 → 0.02 nats"
+    assert whole.against is not None and whole.against.trade == told
+    assert told in whole.reason
+
+
 def test_shards_are_held_against_one_trusted_run_of_shards():
     """A shard leaves levels to the others. A level that no shard has selected was not selected."""
     trusted = AgainstReport(run="the run of today", engine="vllm", no_worse=True)

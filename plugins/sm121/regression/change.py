@@ -5,10 +5,9 @@ got faster, unless the profile allows it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm121.core import templates
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.metric_name import without_depth
 from sm121.core.numbers import number
@@ -17,9 +16,6 @@ from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import ChangeReport
-
-#: The value of each metric by its name; None if it was not measured.
-Values = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -228,20 +224,6 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
             f"{direction}; {number(limit)} allowed"
         ),
     )
-
-
-def trade(before: Values, now: Values) -> str:
-    """Return how much faster a run is, and how much accuracy that costs, as text.
-
-    Args:
-        before: The metrics before.
-        now: The metrics now.
-
-    Returns:
-        ``1.6 times as fast (...), at a price: ...``; empty unless both runs have a rate and a
-        price.
-    """
-    return templates.rendered("trade.j2", before=before, now=now, prices=PRICES, number=number)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from sm121.core import templates
 from sm121.regression.ab import AbFile
-from sm121.regression.change import trade
 from sm121.report import forest, metric_names, rows
 from sm121.report.forest import Forest
 from sm121.report.rows import Row, words
+from sm121.run.trade import trade
 
 #: The parts of a kernel path that determine the speed. They are shown even if no log proves them.
 _DECISIVE = ("attention", "moe")

@@ -15,10 +15,10 @@ from sm121.core.errors import UsageError
 from sm121.core.files import cause_of
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.verdict import Severity
-from sm121.regression.change import price_change, trade
+from sm121.regression.change import price_change
 from sm121.report import metric_names, other_tools
 from sm121.report.source import KERNELS, ComparedRow, Source
-from sm121.run import stored_benchmarks, stored_run, verdict_file
+from sm121.run import stored_benchmarks, stored_run, trade, verdict_file
 from sm121.run.fingerprint import Fingerprint, FingerprintDifference
 from sm121.run.verdict_file import VerdictFile
 
@@ -310,20 +310,16 @@ def trades(sources: Sequence[Source]) -> list[str]:
     if not runs:
         return []
     first_name, first_run = runs[0]
-    before = _values(first_run)
+    before = trade.values(first_run.metrics)
     lines = []
     for name, run in runs[1:]:
-        now = _values(run)
-        text = trade(before, now)
+        now = trade.values(run.metrics)
+        text = trade.trade(before, now)
         if text:
             worse = _worse_prices(before, now, run)
             word = f"FAIL ({', '.join(worse)})" if worse else "PASS"
             lines.append(f"{name} compared with {first_name}: {text}: {word}")
     return lines
-
-
-def _values(run: VerdictFile) -> dict[str, float | None]:
-    return {name: metric.value for name, metric in run.metrics.items()}
 
 
 def _worse_prices(

@@ -13,12 +13,19 @@ from sm121.core.unmet import Fact
 from sm121.core.verdict import INTERRUPTED, Verdict, worst
 from sm121.kernels import serving
 from sm121.machine.box import BoxState
-from sm121.run import served
+from sm121.run import served, trade
 from sm121.run.engine_report import EngineReport, ServedKernel
 from sm121.run.fingerprint import FingerprintDifference
 from sm121.run.ledger import Ledger
 from sm121.run.machine_report import BoxReport, MemoryReport
-from sm121.run.verdict_file import AGAINST, BESIDE, AgainstReport, TestReport, VerdictFile
+from sm121.run.verdict_file import (
+    AGAINST,
+    BESIDE,
+    AgainstReport,
+    MetricReport,
+    TestReport,
+    VerdictFile,
+)
 
 #: The states of the machine, the worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
@@ -232,7 +239,7 @@ def merge_shards(
     merge(whole, ledger, parts)
     for decision in beside:
         ledger.decide(decision)
-    whole.against = _against(file.against for file in files)
+    whole.against = _against((file.against for file in files), whole.metrics)
     _require_anything_in_common(whole, ledger)
     whole.judge()
     absent = [test.id for test in planned.tests if test.id not in done]
@@ -283,8 +290,13 @@ def _require_anything_in_common(whole: VerdictFile, ledger: Ledger) -> None:
         ledger.decide(nothing_compared(against.run, executed))
 
 
-def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
-    """Merge the parts' comparisons with the trusted run; None if no part was compared."""
+def _against(
+    parts: Iterable[AgainstReport | None], metrics: Mapping[str, MetricReport]
+) -> AgainstReport | None:
+    """Merge the parts' comparisons with the trusted run; None if no part was compared.
+
+    ``metrics``: the metrics of the whole run. One part may have its rates, another one its prices.
+    """
     reports = [report for report in parts if report is not None]
     if not reports:
         return None
@@ -299,6 +311,7 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
     for report in reports:
         whole.measured.update(report.measured)
         whole.rates_not_judged = whole.rates_not_judged or report.rates_not_judged
+    whole.trade = trade.trade(trade.values(whole.measured), trade.values(metrics))
     whole.nothing_in_common = all(report.nothing_in_common for report in reports)
     is_no_worse = all(report.no_worse for report in reports)
     whole.no_worse = is_no_worse and not whole.nothing_in_common

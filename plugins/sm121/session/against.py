@@ -20,7 +20,8 @@ from sm121.machine import this_machine
 from sm121.machine.box import BoxState
 from sm121.measure.measurement import COUNTED
 from sm121.regression import metric_levels, trend
-from sm121.regression.change import is_price, trade
+from sm121.regression.change import is_price
+from sm121.run import trade
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.merge import nothing_compared
 from sm121.run.stored_run import StoredMetric
@@ -112,13 +113,9 @@ def compare_with_trusted(
         )
     _note_rates(report, trusted, metrics)
     report.measured = _measured(run, trusted)
-    report.trade = trade(_values(report.measured), _values(run.metrics))
+    report.trade = trade.trade(trade.values(report.measured), trade.values(run.metrics))
     report.no_worse = not comparison.worse and not report.new and not report.changed
     return comparison
-
-
-def _values(metrics: Mapping[str, MetricReport]) -> dict[str, float | None]:
-    return {name: metric.value for name, metric in metrics.items()}
 
 
 def _differing(before: Fingerprint, now: Fingerprint) -> list[str]:
