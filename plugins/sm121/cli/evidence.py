@@ -10,6 +10,11 @@ from sm121.cli.command import Commands, command, progress
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 
+#: The default length of the prompt of `sm121 profile`, in tokens.
+_PROMPT = 2048
+#: The default number of decode steps that `sm121 profile` records.
+_STEPS = 64
+
 
 def add(commands: Commands) -> None:
     """Add the commands.
@@ -42,12 +47,15 @@ def _add_profile(commands: Commands) -> None:
         ),
     )
     parser.add_argument(
-        "--prompt", type=int, default=2048, metavar="TOKENS",
-        help="length of the prompt (default: 2048)",
+        "--prompt", type=int, metavar="TOKENS",
+        help=f"with a URL or a configuration: length of the prompt (default: {_PROMPT})",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens", type=int, default=64, metavar="TOKENS",
-        help="number of decode steps to profile (default: 64)",
+        "--tokens", type=int, metavar="TOKENS",
+        help=(
+            "with a URL or a configuration: number of decode steps to profile "
+            f"(default: {_STEPS})"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--layout", choices=["HND", "NHD"],
@@ -112,12 +120,21 @@ def _profile(options: argparse.Namespace) -> int:
     from sm121.core.verdict import NotRun
     from sm121.session import decode_command
 
-    if options.prompt < 1 or options.tokens < 1:
+    lengths = {"--prompt": options.prompt, "--tokens": options.tokens}
+    given = [name for name, length in lengths.items() if length is not None]
+    if given and Path(options.target).is_file():
+        raise UsageError(
+            f"{', '.join(given)}: expected a URL or a configuration, got a file, whose requests "
+            "were sent before"
+        )
+    prompt = _PROMPT if options.prompt is None else options.prompt
+    tokens = _STEPS if options.tokens is None else options.tokens
+    if prompt < 1 or tokens < 1:
         raise UsageError("--prompt, --tokens: expected at least 1")
     request = decode_command.DecodeRequest(
         target=options.target,
-        prompt=options.prompt,
-        tokens=options.tokens,
+        prompt=prompt,
+        tokens=tokens,
         layout=options.layout,
         profile=options.profile,
         configuration=options.configuration,
