@@ -1,5 +1,5 @@
 #!/bin/sh
-# NGC's own entry point makes a newer CUDA run on an older driver. No other image needs one.
+# NGC's own entry point makes a newer CUDA run on an older driver. Other images need no entry point.
 ngc=/opt/nvidia/nvidia_entrypoint.sh
 if [ -x "$ngc" ]; then exec "$ngc" "$@"; fi
 exec "$@"
