@@ -13,7 +13,7 @@ from typing import Any
 from sm121.core.printable import printable
 from sm121.core.server import Node
 from sm121.engines import managed_evidence
-from sm121.engines.life import DYING_S, Dead, ManagedLife
+from sm121.engines.life import DYING_S, Dead, ManagedLife, logged_cause
 from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import ServerError, StartError
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
@@ -296,10 +296,10 @@ class CrashDesk:
                 owner=OWNERS["hang"],
                 remedy="read stacks.txt of the bundle, then run again with --engine-debug",
             )
+        if dead is not None:  # its log may have grown since the error
+            return logged_cause(dead)
         if isinstance(error, ServerError | Dead):
             return error.cause
-        if dead is not None:
-            return classify(dead.launch.log, dead.launch.exit_status)
         aside = _stopped_by_a_signal(_latest(servers))
         if isinstance(error, UnderLoad):
             faults = [self._record.redact(str(fault)) for fault in error.faults]
