@@ -14,11 +14,12 @@ from meta_tests.fakes import scripted_sampler
 from meta_tests.fakes.fault_proxy import SAMPLING as FAULTS
 from meta_tests.fakes.scripted_sampler import sampling
 from sm121.answers import expected_samples
-from sm121.api import client, cuts, sample_source, sampled_chats
+from sm121.api import client, cuts, sample_source, sampled_chats, speculation
 from sm121.api import sampling as sampling_forms
 from sm121.api.penalties import Penalties
 from sm121.api.sampled import Sampler
 from sm121.api.speculation import Speculation
+from sm121.client.completion_json import parse
 from sm121.client.completions import Asker
 from sm121.core.server import Endpoint, Server
 from sm121.core.unmet import Unmet
@@ -100,6 +101,29 @@ def test_samples_at_drafted_positions_are_judged(drafted):
     wrong = pytest.raises(Unmet, match="samples that follow the reported probabilities")
     with wrong if drafted else nullcontext():
         judge_drafts(change, 3)
+
+
+def test_a_request_has_no_more_choices_than_llama_server_has_slots(monkeypatch):
+    sizes = []
+
+    def change(body):
+        sizes.append(body.get("n", 1))
+        return body
+
+    monkeypatch.setattr(speculation, "json_of", lambda _http, _page: {"total_slots": 32})
+    judge_drafts(change, 3)
+    assert max(sizes) == 32 and len(sizes) == 3 * 6 * 4
+
+
+def test_an_engine_without_token_ids_is_not_judged_by_them(monkeypatch):
+    """llama-server sends them only with log-probabilities."""
+    server = Server(Endpoint("http://127.0.0.1:9", "key", "m"), False, "llama-cpp", *[None] * 4)
+    can = capabilities.capabilities_of("llama-cpp", "b11434")
+    speculating = Speculation(server, Asker(server), None, None, "", can)
+    answer = parse({"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]})
+    monkeypatch.setattr(Speculation, "_post", lambda *_args, **_options: answer)
+    with pytest.raises(NotRun, match="generated token ids"):
+        speculating._require_ends_by_length("a", (1, 2))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

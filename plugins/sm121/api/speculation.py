@@ -25,6 +25,7 @@ from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import NotRun
+from sm121.engines.attached_pages import json_of
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters
 
@@ -190,6 +191,7 @@ class Speculation:
 
         Raises:
             Unmet: An answer ends elsewhere, or its usage differs.
+            NotRun: The engine sends no token ids without log-probabilities.
         """
         prompt = self.prompts.prompts[0]
         whole = self.asker.ask(Request(prompt.text, prompt.tokens))
@@ -208,7 +210,8 @@ class Speculation:
         for count in range(1, len(ids)):
             answer = self._post(text, max_tokens=count)
             required = f"the first {count} tokens {ids[:count]}"
-            require(answer.ids == ids[:count], required, answer.ids, f"max_tokens {count}")
+            generated = self.asker.ids(answer)
+            require(generated == ids[:count], required, generated, f"max_tokens {count}")
             counted = answer.completion_tokens
             require(counted == count, f"usage of {count}", counted)
 
@@ -349,12 +352,22 @@ class Speculation:
         self, text: str, batches: int, options: dict[str, float]
     ) -> Iterator[tuple[Position, ...]]:
         """Yield the tokens of each sample."""
-        body = self._body(text, max_tokens=_SAMPLED_TOKENS, temperature=1.0, n=_CHOICES) | options
-        for _ in range(batches):
+        count = self._choices
+        body = self._body(text, max_tokens=_SAMPLED_TOKENS, temperature=1.0, n=count) | options
+        for _ in range(math.ceil(batches * _CHOICES / count)):
             choices = self._send(body)["choices"]
-            require(len(choices) == _CHOICES, f"{_CHOICES} choices", len(choices))
+            require(len(choices) == count, f"{count} choices", len(choices))
             for choice in choices:
                 yield self.asker.positions(parse({"choices": [choice]}))
+
+    @functools.cached_property
+    def _choices(self) -> int:
+        """The number of choices of a request, which llama-server limits to its slots."""
+        with self.server.endpoint.http() as http:
+            slots = json_of(http, "/props").get("total_slots")
+        if isinstance(slots, int) and slots > 0:
+            return min(slots, _CHOICES)
+        return _CHOICES
 
     @functools.cached_property
     def _texts(self) -> _Drafts:
