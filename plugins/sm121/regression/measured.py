@@ -13,7 +13,7 @@ from sm121.machine.box import BoxState
 from sm121.performance.recorder import Recorder
 from sm121.regression import metric_levels, trend
 from sm121.regression.change import Change
-from sm121.run import stored_benchmarks
+from sm121.run import stored_benchmarks, stored_run
 from sm121.run.events import Changed
 from sm121.run.stored_run import StoredMetric, StoredRun
 
@@ -212,9 +212,14 @@ class MeasuredHistory:
 
     def _stored(self, pattern: str = "*") -> list[StoredRun]:
         try:
-            return stored_benchmarks.load_benchmarks(self._folder, pattern)
+            runs = stored_benchmarks.load_benchmarks(self._folder, pattern)
         except UsageError as error:
             raise Invalid(str(error)) from error
+        if not self._times_kernels_alone:
+            return runs
+        timed = self.current.values()
+        kernels = [run.kernels_alone for run in runs]
+        return [run for run in kernels if any(run.find(metric) is not None for metric in timed)]
 
     def _note(self, changes: Sequence[Change]) -> None:
         """Add the regressions and undecided changes to verdict.json."""
@@ -244,7 +249,15 @@ class MeasuredHistory:
     @property
     def _context(self) -> dict[str, Any]:
         """The properties that a stored run must have in common with this run."""
-        return dict(self._now.context) if self._now is not None else self.recorder.context()
+        context = self._now.context if self._now is not None else self.recorder.context()
+        return stored_run.without_server(context) if self._times_kernels_alone else dict(context)
+
+    @property
+    def _times_kernels_alone(self) -> bool:
+        """Whether this run times kernels, and no test of the performance level was selected."""
+        if self._now is None or any(metric.case is None for metric in self._now.metrics.values()):
+            return False
+        return all(test.level != "performance" for test in self.recorder.run.record.ledger)
 
     @functools.cached_property
     def _now(self) -> StoredRun | None:
