@@ -25,6 +25,7 @@ LONGEST = (
     "whole/test_downstream_llm_server.py",
     "unit/run/test_record.py",
     "unit/kernels/test_benchmarks.py",
+    "unit/kernels/test_benchmarks_compared.py",
     "whole/test_downstream_gpu_arch.py",
     "whole/test_one_line.py",
     "unit/engines/test_managed.py",

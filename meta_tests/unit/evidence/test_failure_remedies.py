@@ -41,6 +41,15 @@ SKEW = "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6
     ("lines", "kind", "helped"),
     [
         pytest.param(
+            [
+                "torch._inductor.exc.InductorError: ImportError: "
+                "/tmp/torchinductor_root/ab/cabxyz.main.so: file too short"
+            ],
+            "jit_build",
+            "delete the folder of the .so in the line (/tmp/torchinductor_USER, ",
+            id="a library of which a crash left a part",
+        ),
+        pytest.param(
             ["AssertionError: Torch not compiled with CUDA enabled"],
             "import_error",
             "/whl/cu130",
