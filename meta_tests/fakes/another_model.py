@@ -37,6 +37,8 @@ class Handler(JsonHandler):
 
     thinks = True
     calls_tools = True
+    #: Whether answers contain the result of a tool.
+    reads_results = True
     knows = True
     #: Whether the server has a chat template.
     chats = True
@@ -101,7 +103,7 @@ class Handler(JsonHandler):
     def _answered(self, messages: list[dict]) -> str:
         last = messages[-1]
         if last["role"] == "tool":
-            return f"The result is {last['content']}."
+            return f"The result is {last['content'] if self.reads_results else 'there'}."
         question = last["content"]
         self.asked_so_far[question] += 1
         if FORGOTTEN in question and self.asked_so_far[question] == 3:

@@ -188,6 +188,13 @@ def test_a_profile_of_llama_server_is_based_on_llama_servers(draft):
     assert f"mean_abs = {shipped.correctness.golden['auto'].mean_abs}" in text
 
 
+def test_tools_whose_results_are_not_read_are_left_out_with_that_reason(written):
+    """vLLM's parser of a thinking model takes an answer without tags as reasoning."""
+    with another_model(reads_results=False) as url:
+        _, mine = written(url)
+    assert "lacks the call's result" in mine.correctness.cannot["tools"]
+
+
 def test_the_path_of_a_folder_is_the_served_name(written):
     """vLLM serves a model under the path of its folder, unless it gets another name."""
     with another_model(name="/models/Qwen3-8B:q4") as url:

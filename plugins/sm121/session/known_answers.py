@@ -132,8 +132,14 @@ class ExamClient:
             return False
         called = {"role": "assistant", "content": None, "tool_calls": calls}
         result = {"role": "tool", "tool_call_id": calls[0].get("id"), "content": case.result}
-        answer = self._chat([question, called, result], tools=tools())
-        return case.answer_contains in (_content(answer) or "")
+        content = _content(self._chat([question, called, result], tools=tools())) or ""
+        if case.answer_contains in content:
+            return True
+        self._why_no_tools = (
+            f"an answer lacks the call's result ({case.answer_contains!r}), got content "
+            f"{content[:80]!r}"
+        )
+        return False
 
     def _chat(self, messages: list[_Json], **options: Any) -> _Json:
         body = {"messages": messages, "max_tokens": self.limit, **options}
