@@ -97,6 +97,20 @@ def test_an_attached_server_is_recognised(answering, bodies, engine, version):
     assert (detected.engine, detected.version) == (engine, version)
 
 
+@pytest.mark.parametrize("types", ["none", "ngram-simple"])
+def test_a_llama_server_that_speculates_sends_no_log_probabilities(answering, types):
+    """Its /metrics contain the counters of drafts also without speculation."""
+    params = {"params": {"speculative.types": types}}
+    pages = {
+        "/v1/models": owned_by("llamacpp"),
+        "/props": {"build_info": "b11434", "default_generation_settings": params},
+        "/metrics": "llamacpp:spec_decode_num_drafts_total 0\n",
+    }
+    can = detection.detect(answering(pages))
+    assert can.engine == "llama-cpp"
+    assert can.can("logprobs") == can.can("chat_logprobs") == (types == "none")
+
+
 @pytest.mark.parametrize(("counter", "refused"), [("spec_decode_num_drafts", 2), ("prompts", 0)])
 def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counter, refused):
     pages = {"/v1/models": owned_by("vllm"), "/version": {"version": "0.32.0"}}

@@ -1,5 +1,8 @@
 """Detect the engine of an attached server from the answers of its API."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import httpx
 
 from sm121.core import builds
@@ -18,6 +21,9 @@ from sm121.engines.capabilities import (
 FALLBACK = "openai"
 #: A counter that vLLM's /metrics contains from the start if speculative decoding is on.
 _DRAFTS = "spec_decode_num_drafts"
+#: The engine whose /props contain this setting; its /metrics always contain the counter.
+_LLAMA_SERVER = "llama-cpp"
+_SPECULATIVE = "speculative.types"
 
 
 def detect(
@@ -44,8 +50,20 @@ def detect(
         offers = None
         if identity is None and builds.identity(version) is None:
             offers = offered(json_of(http, "/openapi.json"))
-    drafts = _DRAFTS in (server.endpoint.page("/metrics") or "")
+        if named == _LLAMA_SERVER:
+            drafts = _llama_server_drafts(json_of(http, "/props"))
+        else:
+            drafts = _DRAFTS in (server.endpoint.page("/metrics") or "")
     return capabilities_of(named, version, identity=identity, offers=offers, drafts=drafts)
+
+
+def _llama_server_drafts(props: Mapping[str, Any]) -> bool:
+    """Return whether llama-server speculates, by its /props."""
+    try:
+        types = props["default_generation_settings"]["params"][_SPECULATIVE]
+    except (KeyError, TypeError):
+        return False  # an older build
+    return bool(types != "none")
 
 
 def _recognise(http: httpx.Client) -> str:
