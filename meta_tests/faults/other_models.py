@@ -10,6 +10,7 @@ it was stopped.
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -112,6 +113,8 @@ class Fault:
     slowed_by: float = 0.0
     #: The name of a fault of `speculation_saboteur.py`.
     drafts: str = ""
+    #: Further arguments of llama-server.
+    arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -340,12 +343,19 @@ class State:
         print(f"== {finding}", flush=True)
 
 
-def try_group(family: str, group: Group, state: State, only: str, deadline: float) -> None:
+def try_group(
+    served: type[OtherModel],
+    family: str,
+    group: Group,
+    state: State,
+    only: str = "",
+    deadline: float = math.inf,
+) -> None:
     """Make the trusted run of a group, repeat it, and try each fault.
 
     Each fault needs one start.
     """
-    model = OtherModel(family, group, state.file.parent / f"{family}-{group.name}")
+    model = served(family, group, state.file.parent / f"{family}-{group.name}")
     intact = f"{CLEAN} ({group.name})"
     if not state.has(family, intact) and time.monotonic() < deadline:
         shutil.rmtree(model.folder, ignore_errors=True)
@@ -389,7 +399,7 @@ def main() -> int:
     for family in options.family or FAMILIES:
         for group in GROUPS:
             if options.group in ("", group.name):
-                try_group(family, group, state, options.only, deadline)
+                try_group(OtherModel, family, group, state, options.only, deadline)
     faults = [fault.name for group in GROUPS for fault in group.faults]
     whole = all(state.has(family, fault) for family in FAMILIES for fault in faults)
     options.output.write_text(table(state.findings), "utf-8")

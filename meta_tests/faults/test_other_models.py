@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from meta_tests.faults import other_models
+from meta_tests.faults import other_models, other_models_llama_cpp
 from meta_tests.faults.other_models import FAMILIES, GOLDEN, GROUPS, OtherModel, one_scale
 from sm121.core.verdict import Verdict
 from sm121.run import verdict_file
@@ -49,9 +49,11 @@ def test_a_trusted_run_tells_the_same_model_from_a_wrong_one(tmp_path):
     assert wrong.status == 1 and GOLDEN in wrong.detected_by, wrong
 
 
-def test_the_published_table_of_other_models_has_these_faults():
-    published = other_models.TABLE.read_text("utf-8")
-    names = [fault.name for group in GROUPS for fault in group.faults]
+@pytest.mark.parametrize("made_by", [other_models, other_models_llama_cpp], ids=["vLLM", "llama"])
+def test_the_published_table_of_other_models_has_these_faults(made_by):
+    published = made_by.TABLE.read_text("utf-8")
+    names = [fault.name for group in made_by.GROUPS for fault in group.faults]
     missing = [name for name in names if f"| {name} |" not in published]
-    assert not missing, "run python -m meta_tests.faults.other_models"
+    assert not missing, f"run python -m {made_by.__name__}"
+    assert "not tried" not in published
     assert all(f" {family}: detected by |" in published for family in FAMILIES)
