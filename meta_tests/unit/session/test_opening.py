@@ -13,6 +13,7 @@ from sm121.run.verdict_file import VerdictFile
 from sm121.session import opening
 from sm121.session.given_attached import GivenServer
 from sm121.session.given_target import GivenTarget
+from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 URL = "http://127.0.0.1:9"
@@ -41,3 +42,15 @@ def test_the_first_screen_has_the_version_of_an_attached_server(reader, version,
         arch=target.arch, profile=cpu.name, started="2026-11-29T10:00:00+00:00", engine=engine
     )
     assert terminal.target(SimpleNamespace(run=stand_in(file=run)))[1] == says
+
+
+def test_a_refused_run_shows_no_line_after_its_report_is_removed():
+    """A thread that still reads the environment would say that it cannot write the report."""
+    said = []
+    record = SimpleNamespace(say=lambda *words: said.append(words), log=SimpleNamespace(path=None))
+    servers = SimpleNamespace(sampler=None, kept_log=None)
+    report = SimpleNamespace(lock=SimpleNamespace(close=lambda: None))
+    session = SimpleNamespace(run=SimpleNamespace(record=record, servers=servers), report=report)
+    Session.withdraw(session)
+    record.say("report", "the report cannot be written")
+    assert said == []

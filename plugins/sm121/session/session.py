@@ -20,6 +20,7 @@ from sm121.run import directory as report_directory
 from sm121.run import events, served, verdict_file
 from sm121.run.directory import ReportDirectory
 from sm121.run.fingerprint import Fingerprint, FingerprintDifference
+from sm121.run.record import ProgressLine
 from sm121.run.run import Run
 from sm121.run.verdict_file import TestReport
 from sm121.session import against, ending
@@ -293,6 +294,7 @@ class Session:
     def withdraw(self) -> None:
         """End a refused run that has not begun. It leaves no report."""
         run = self.run
+        run.record.say = _say_nothing  # a thread that still records finds no report directory
         if run.servers.sampler is not None:
             run.servers.sampler.stop()
         if run.servers.kept_log is not None:
@@ -310,6 +312,10 @@ class Session:
             self.close()
         finally:
             self.release()
+
+
+def _say_nothing(what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None:
+    """Show no line."""
 
 
 def _is_of_the_judged(difference: FingerprintDifference, before: Fingerprint) -> bool:
