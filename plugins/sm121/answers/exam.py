@@ -86,7 +86,10 @@ class Turn(DataTable):
     @model_validator(mode="after")
     def _given_or_judged(self) -> "Turn":
         if self.given is not None and (self.is_judged or self.wrong):
-            raise ValueError("expected either the field given, or patterns of a correct answer")
+            raise ValueError(
+                "expected either an answer (given) or the conditions of a correct answer (right, "
+                "wrong, content, calls), got both"
+            )
         return self
 
 

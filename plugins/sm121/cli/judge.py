@@ -137,8 +137,8 @@ def _add_matrix(commands: Commands) -> None:
         metavar="VERSION",
         dest="engine_version",
         help=(
-            "version of the engine, such as 0.32.0, or 0.14.0+mxfp4 for a build (default: "
-            "settings of all versions)"
+            "version of the engine, for example 0.32.0 for a release, or 0.14.0+mxfp4 for a build "
+            "with changes (default: show the settings of all versions)"
         ),
     )
     parser.add_argument(

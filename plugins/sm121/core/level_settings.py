@@ -242,7 +242,7 @@ class Correctness(DataTable):
     @model_validator(mode="after")
     def _one_or_the_other(self) -> "Correctness":
         if not self.chats and "chats" not in self.cannot:
-            raise ValueError("chats: expected a chat, or the reason for none as cannot.chats")
+            raise ValueError("chats: expected a chat, or a reason in cannot.chats, got neither")
         keys: dict[Ability, str] = {
             "chats": "chats",
             "oracle": "log_probability_tolerance",

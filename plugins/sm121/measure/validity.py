@@ -368,8 +368,9 @@ def check_drafts(
     if accepted > joined + beyond:
         findings.against(
             "accepted_tokens",
-            f"{accepted:.0f} accepted tokens by the counters; in the streams, {joined} came "
-            f"together with another token, and at most {beyond:.0f} were discarded after the end",
+            f"the server's counters report {accepted:.0f} accepted tokens; in the streams, only "
+            f"{joined} tokens came together with another token, and at most {beyond:.0f} were "
+            "discarded after the end of an answer",
         )
 
 
