@@ -1,10 +1,11 @@
-"""Call a function in two steps."""
+"""Curry a function: a first call sets its options, and a second call passes its main arguments."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def in_two_steps(function: Callable[..., Any]) -> Callable[..., Callable[..., Any]]:
-    """Return a function that takes the first parameters, and returns a function that takes the
-    others."""
+    """Return a curried form of a function.
+
+    ``in_two_steps(f)(*options)(*subject)`` calls ``f(*subject, *options)``."""
     return lambda *options, **named: lambda *subject: function(*subject, *options, **named)

@@ -118,8 +118,10 @@ def ways(judging: profile.Profile) -> dict[str, tuple[str, str | None]]:
 
 
 def test_no_test_is_a_gap_for_ever():
-    """Seven tests could never run: four with the oracle, the length of answers, and two of MXFP4's
-    bytes."""
+    """Each test that a GB10 certificate requires can run, or has a reason why it does not apply.
+
+    Earlier, seven tests could never run: four that compare with the oracle, one that checks the
+    length of answers, and two that check the bytes of MXFP4 weights."""
     by_test = ways(GB10)
     gaps = {test: why for test, (_, why) in by_test.items() if why is not None}
     assert not gaps, gaps

@@ -16,8 +16,10 @@ SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
 
 
 def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
-    """A run writes its options, a failure, the files, the part for GitHub, and the closing
-    lines."""
+    """A run writes all files of the report, adds its summary to that of the GitHub job, and prints
+    the closing lines.
+
+    None of them contains the server's key."""
     server = fault_server()
     step = tmp_path / "step.md"
     step.write_text("before\n")

@@ -487,7 +487,7 @@ def test_a_value_may_need_a_flag_of_the_cpu(monkeypatch, flags):
 )
 @pytest.mark.parametrize("cell", [{"kv": "fp8"}, {"kv": "fp8", "graphs": "compiled"}, {}])
 def test_a_value_may_ask_for_the_oracle(tmp_path, monkeypatch, wrong, cell):
-    """A value that changes the rounding is compared with the oracle; other values are not."""
+    """Only the server of a cell whose value changes the rounding is compared with the oracle."""
     monkeypatch.setattr("sm121.matrix.space.cpu_flags", lambda: "avx512f")
     agrees = Mock(return_value="off by 1e-5 nats", side_effect=wrong)
     monkeypatch.setattr(examine.oracle, "agrees", agrees)

@@ -161,9 +161,9 @@ BOUNDS = {"MAX_JOBS": "3", "FLASHINFER_NVCC_THREADS": "1"}
 
 
 def test_the_compilers_of_the_level_are_bounded_as_those_of_a_start():
-    """The number of compilers of the kernel level is limited like that of a start.
+    """The kernel level limits its parallel compile jobs as the start of a server does.
 
-    Otherwise, twenty compile jobs of 9 GiB ran beside the server."""
+    Without the limit, twenty compile jobs of 9 GiB each ran beside the server."""
     level = environment_of_the_level({"HOME": "/home/me"}, BOUNDS)
     assert level == {"HOME": "/home/me", **BOUNDS}
 

@@ -24,7 +24,11 @@ LEFT = [item("performance", "test_acceptance[1]"), item("kernel", "test_kernel_s
 
 
 def left_out(folder: Path, configuration: str | None, *words: str, items=LEFT, **values: float):
-    """Return the line of a run with these arguments that measured these metrics."""
+    """Return the line that names the gates of a configuration for which a run has no number.
+
+    The run has the plan quick. `words` are its arguments, `items` are the tests that its plan
+    leaves out, and `values` are the metrics that it measured.
+    """
     stash = pytest.Stash()
     stash[selection.NOT_IN_PLAN] = items
     stash[SETTINGS] = SimpleNamespace(plan="quick")

@@ -64,9 +64,10 @@ def test_the_level_on_a_stored_history(level, tmp_path):
 
 @pytest.mark.slow("five runs")
 def test_the_run_that_is_named_does_not_hide_the_others(level):
-    """Each run is 4.5 % slower than the one before it. The second one fails, and is no baseline.
+    """If each run is 4.5 % slower than the one before it, the third run is INCONCLUSIVE.
 
-    It is INCONCLUSIVE, because starts of one build differ by up to 8 %.
+    The third run does not FAIL, because two starts of one build differ by up to 8 %. The fourth
+    run cannot use the third run as its baseline.
     """
     samples = GOOD
     statuses = []

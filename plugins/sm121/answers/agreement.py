@@ -38,7 +38,8 @@ class TokenAgreement:
     top1: tuple[bool, ...]
     #: The KL divergence of the listed tokens at each position (`divergence`).
     divergences: tuple[float, ...]
-    #: The number of accepted forks.
+    #: The number of accepted forks: positions where the runs chose different tokens whose
+    #: log-probabilities are almost equal.
     forks: int
     #: The first disagreement; None if the runs agree.
     disagreement: Fact | None

@@ -164,11 +164,11 @@ def check_beginning(
 ) -> None:
     """Compare the rate of the first tokens with the rate of the rest of the same answers.
 
-    If the first rate is higher, tokens were held back and sent with the first chunk. The growing
-    context is not the cause, because its cost within an answer is far below the bound. With
-    speculative decoding, a text may begin with tokens that are easier to draft. Therefore the text
-    with the lowest ratio counts, and each answer counts with the ratio of token rates or of step
-    rates, whichever is lower.
+    If the first tokens have a higher rate, the server held them back and sent them with the first
+    chunk. A growing context also makes later tokens slower, but by far less than the bound. With
+    speculative decoding, the first tokens of a text may be easier to draft than the others. The
+    check therefore uses only the text whose ratio of the two rates is lowest. The ratio of an
+    answer is that of its token rates or that of its rates of decoding steps, whichever is lower.
 
     Args:
         answers: The answers.

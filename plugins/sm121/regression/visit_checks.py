@@ -72,7 +72,9 @@ def path_deviations(
     if configuration is not None:
         under_test_requests = {report.by for report in requested.compare(configuration, path)}
         fields = {report.field for report in path.requested if report.by not in under_test_requests}
-    if fields:  # the rules on log lines also check the profile's values
+    # If the side changes a value, the profile's rules on log lines do not apply: they require the
+    # profile's values.
+    if fields:
         replaced = {name: None for name in COMPARED if name in fields}
         required = required.model_copy(update=replaced).model_copy(update={"rules": ()})
     for contradiction in contradictions(required, path, server.log, under_test):

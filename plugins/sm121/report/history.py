@@ -91,13 +91,14 @@ class Line:
     limits: Regression
 
     def levels(self, metric: str) -> tuple[list[PastRun], list[SeriesLevel]]:
-        """Return the levels of a metric over the runs.
+        """Divide the runs at the points where a metric changes, and return the segments.
 
         Args:
             metric: The metric's name.
 
         Returns:
-            The runs that contain the metric, and its levels over these runs (start, end, median).
+            The runs that contain the metric, and the segments between two changes of its value:
+            for each segment, the positions of its start and end in these runs, and its median.
         """
         runs = [past for past in self.runs if metric in past.run.metrics]
         if not runs:

@@ -135,7 +135,10 @@ class Servers:
         return None
 
     def get(self, configuration: str | None = None) -> Server:
-        """Return the server of a configuration. None: of the configuration under test.
+        """Return the server of a configuration of the profile.
+
+        Args:
+            configuration: The configuration's name; None for the configuration under test.
 
         Raises:
             NotRun: The attached server has another configuration, or this one cannot start here.
