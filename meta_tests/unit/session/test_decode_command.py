@@ -1,7 +1,9 @@
 """`sm121 profile`: its output, its refusals, and its exit status."""
 
+import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,8 +14,11 @@ from meta_tests.folders import DATA, ROOT
 from meta_tests.unit.evidence.kernel_tables import TABLES_OF_GB10
 from sm121 import cli
 from sm121.core import profile as profiles
+from sm121.core.configuration import ServerConfiguration
 from sm121.evidence import decode_time, profiler
 from sm121.evidence.decode_time import StreamTime
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.profile_files import read_profile
 from sm121.evidence.profiler import DecodeTrace
 from sm121.session import decode_command, decode_limits
 
@@ -144,6 +149,105 @@ def test_the_named_configuration_has_backends_limits_and_bound(
     status, out, _ = profiled(*words, "--configuration", "eagle3-short", "--backend", "MARLIN")
     assert status == 0 and "gate tpot_p50 of configuration eagle3-short" in out
     assert "No roofline: the formats of its layers are unknown, or it uses speculative" in out
+
+
+@pytest.mark.parametrize(
+    ("profile", "configuration", "requested", "other"),
+    [
+        ("sm121-gpt-oss-120b", "cutlass", "CUTLASS", "MARLIN"),
+        ("sm121-gpt-oss-120b", "marlin", "MARLIN", "CUTLASS"),
+        ("sm121-tiny-gpt-oss", "cutlass", "CUTLASS", "MARLIN"),
+        ("sm90-tiny-gpt-oss", "marlin", "MARLIN", "CUTLASS"),
+    ],
+)
+def test_the_backend_in_the_arguments_of_a_configuration_is_judged(
+    profile, configuration, requested, other, profiled, tmp_path
+):
+    """The kernels of these configurations were not judged: only their arguments name a backend."""
+    words = ("--profile", profile, "--configuration", configuration)
+    trace = decode_traces.write(tmp_path / "right.pt.trace.json", experts=requested)
+    status, out, err = profiled(trace, *words)
+    assert status == 0, (out, err)
+    trace = decode_traces.write(tmp_path / "wrong.pt.trace.json", experts=other)
+    status, out, _ = profiled(trace, *words)
+    assert status == 1 and "**Fault**: MoE: expected kernels of " in out
+    assert profiled(trace, *words, "--backend", other)[0] == 0
+
+
+def test_a_configuration_without_a_known_backend_is_not_run(profiled, tmp_path):
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json")
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        "name = 'ours'\nextends = 'sm121-gpt-oss-120b'\n"
+        "[configurations.auto]\ndescription = 'no backend'\n"
+        "[configurations.unknown]\ndescription = 'x'\narguments = ['--moe-backend', 'deep_gemm']\n"
+    )
+    for name in ("auto", "unknown"):
+        words = (trace, "--profile", mine, "--configuration", name)
+        status, out, err = profiled(*words)
+        assert status == STATUS_NOT_RUN, (out, err)
+        assert f"**NOT_RUN**: MoE: expected a backend in configuration {name}" in out
+        assert profiled(*words, "--backend", "CUTLASS")[0] == 0
+    assert profiled(trace, "--profile", mine)[0] == 0, "nobody requested a backend"
+    mine.write_text(mine.read_text() + "[model]\ndense = true\n")
+    _, out, _ = profiled(trace, "--profile", mine, "--configuration", "auto")
+    assert "NOT_RUN" not in out, "a dense model has no experts"
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "logged", "experts", "expected"),
+    [
+        ("cutlass", [], "FLASHINFER_CUTLASS_MXFP4_MXFP8", "CUTLASS", 0),
+        ("cutlass", [], "MARLIN", "MARLIN", 1),
+        ("stock", [], "MARLIN", "MARLIN", 0),
+        ("stock", [], "MARLIN", "CUTLASS", 1),
+        ("stock", ["--engine-arg=--moe-backend", "--engine-arg=cutlass"], None, "CUTLASS", 0),
+        ("stock", ["--engine-arg=--moe-backend=flashinfer_cutlass"], "MARLIN", "MARLIN", 1),
+        ("cutlass", ["--engine-arg=--moe-backend=marlin"], "MARLIN", "MARLIN", 0),
+        ("auto", [], None, "CUTLASS", STATUS_NOT_RUN),
+        ("auto", [], "EMULATION", "CUTLASS", STATUS_NOT_RUN),
+        ("auto", [], "MARLIN", "MARLIN", 0),
+        ("auto", [], "MARLIN", "CUTLASS", 1),
+        ("auto", ["--engine-arg=--moe-backend=marlin"], "CUTLASS", "CUTLASS", 1),
+        ("auto", ["--engine-env=VLLM_MXFP4_USE_MARLIN=1"], "MARLIN", "MARLIN", 0),
+        ("auto", ["--engine-env=VLLM_MXFP4_USE_MARLIN=1"], "TRITON", "CUTLASS", STATUS_NOT_RUN),
+    ],
+)
+def test_the_backend_requested_at_a_start_is_judged(
+    target, words, logged, experts, expected, profiled, tmp_path, monkeypatch
+):
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json", experts=experts)
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        "name = 'ours'\nextends = 'sm121-gpt-oss-120b'\n"
+        "[configurations.auto]\ndescription = 'no backend'\n"
+    )
+
+    @contextlib.contextmanager
+    def opened(settings):
+        profile = settings.target.profile.judging(target, "0.33.0")
+        started = ServerConfiguration(
+            name=target,
+            engine="vllm",
+            python="python",
+            model=profile.model.id,
+            served_name="x",
+            arguments=(*profile.arguments_of(None), *settings.engine.arguments),
+            environment=settings.engine.environment,
+            traces=str(tmp_path),
+        )
+        server = SimpleNamespace(endpoint=None, engine="vllm", configuration=started)
+        paths = SimpleNamespace(of=lambda _server: KernelPath(moe=logged))
+        run = SimpleNamespace(server=lambda: server, paths=paths, profile=profile)
+        yield SimpleNamespace(run=run)
+
+    stream = StreamTime(1.02 * 36 * LAYER_US / 1e6)
+    profile = read_profile(trace)
+    monkeypatch.setattr(decode_command, "open_session", opened)
+    monkeypatch.setattr(decode_command, "_take", lambda *_: (profile, stream))
+    status, out, err = profiled(target, "--profile", mine, *words)
+    assert status == expected, (out, err)
+    assert ("**NOT_RUN**: MoE: expected a backend" in out) == (expected == STATUS_NOT_RUN)
 
 
 def test_a_trace_of_a_cpu_says_that_kernels_are_null(profiled, tmp_path):

@@ -133,17 +133,52 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
     Args:
         configuration: The configuration.
     """
-    values = engine_arguments.parse_options(configuration.arguments)
-    settings = dict(configuration.environment)
     by_field: dict[str, list[re.Pattern[str]]] = {}
-    for rule in load_requests(configuration.engine).request:
-        request = _request_of(rule, values, settings)
-        if request is None:
-            continue
-        pattern = rule.pattern(request.value)
+    settings = dict(configuration.environment)
+    rules = load_requests(configuration.engine)
+    for request in _requests_of_a_start(rules, configuration.arguments, settings):
+        pattern = request.rule.pattern(request.value)
         if pattern is not None:
-            by_field.setdefault(rule.field, []).append(pattern)
+            by_field.setdefault(request.rule.field, []).append(pattern)
     return by_field
+
+
+def values_of_start(
+    engine: str, field: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
+    """Return the values that a start requests for a field of the kernel path.
+
+    The engine is not queried, so the result may include variables that have no effect.
+
+    Args:
+        engine: The name of the engine.
+        field: The field of `KernelPath`.
+        arguments: The arguments of the start.
+        environment: The environment variables of the start.
+
+    Returns:
+        The values as they are written in the arguments and variables; none for an engine without
+        rules.
+    """
+    if not has_rules(engine):
+        return []
+    found = []
+    for request in _requests_of_a_start(load_requests(engine), arguments, environment):
+        has_effect = request.rule.pattern(request.value) is not None
+        if request.rule.field == field and has_effect:
+            found.append(request.value)
+    return found
+
+
+def _requests_of_a_start(
+    rules: RequestRules, arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[_Request]:
+    """Yield the requests of a start, whatever the release of the engine is."""
+    options = engine_arguments.parse_options(arguments)
+    for rule in rules.request:
+        request = _request_of(rule, options, environment)
+        if request is not None:
+            yield request
 
 
 def require_requested_path(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:

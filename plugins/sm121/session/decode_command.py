@@ -10,13 +10,14 @@ from typing import Any
 from sm121.client import models
 from sm121.core import architecture, builds, templates
 from sm121.core import profile as profiles
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun, Verdict
-from sm121.engines import attached, given_key, request_rules
-from sm121.evidence import decode_time, kernel_profile, profile_files
+from sm121.engines import attached, given_key, request_rules, requested
+from sm121.evidence import decode_time, kernel_names, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime, Limits, StreamTime
 from sm121.evidence.kernel_path import KernelPath
@@ -106,6 +107,7 @@ class Subject:
         name: The server, the configuration or the file.
         prompt: Tokens of the prompt; None: not known.
         backends: The requested backends of the experts; empty: not known.
+        no_backend: The reason why the requested backend of a configuration is not known.
         layout: The KV layout that the log shows; None: not known.
         limits: The time limits of a token and of the experts.
         bound_ms: The shortest time of a token that the memory allows; None: not known.
@@ -120,6 +122,7 @@ class Subject:
     prompt: int | None
     limits: Limits
     backends: Sequence[str] = ()
+    no_backend: str = ""
     layout: str | None = None
     bound_ms: float | None = None
     moe_bound_ms: float | None = None
@@ -208,6 +211,8 @@ def run(request: DecodeRequest) -> DecodeResult:
         judgement = decode_time.judge(profile, time, subject.limits, backends=subject.backends)
         faults += judgement.faults
         not_run = judgement.not_run
+        if subject.no_backend:
+            not_run.insert(0, subject.no_backend)
         follows = decode_time.follows(time)
     result = DecodeResult(subject, profile, time, faults, not_run, follows)
     request.output.mkdir(parents=True, exist_ok=True)
@@ -241,8 +246,10 @@ def _of_another(
         _add_least_bound(subject, chosen)
         return subject
     chosen = chosen.judging(named, builds.identity(version))
-    backends = request.backends or chosen.path_of(named).moe or ()
-    subject = Subject(name, prompt, limits_of(chosen, prompt), backends)
+    subject = Subject(name, prompt, limits_of(chosen, prompt))
+    row = chosen.configurations[named]
+    required = chosen.path_of(named).moe or _named_backends(chosen, row.arguments, row.environment)
+    _set_backends(subject, request.backends or required, named)
     _add_bound(subject, chosen, named, chosen.model.id)
     if subject.bound_ms is not None:
         subject.bound_formats = f"configuration {named}"
@@ -329,9 +336,15 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         profile, stream = _take(server.endpoint, Path(configuration.traces), request)
         path = session.run.paths.of(server)
         judged = session.run.profile
-    backends = request.backends or judged.path_of(request.target).moe or ()
-    limits = limits_of(judged, request.prompt)
-    subject = Subject(request.target, request.prompt, limits, backends)
+    subject = Subject(request.target, request.prompt, limits_of(judged, request.prompt))
+    backends = (
+        request.backends
+        or _named_backends(judged, request.arguments, dict(request.environment))
+        or judged.path_of(request.target).moe
+        or _named_backends(judged, configuration.arguments, dict(configuration.environment))
+        or _logged_backends(configuration, path)
+    )
+    _set_backends(subject, backends, request.target)
     subject.layout = path.kv_layout
     if request.layout is not None and not is_layout(request.layout, path.kv_layout, server.engine):
         shown = path.kv_layout or "none"
@@ -340,6 +353,41 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         subject, judged, request.target, configuration.model, arguments=request.arguments, path=path
     )
     return subject, profile, stream
+
+
+def _named_backends(
+    chosen: Profile, arguments: Sequence[str], environment: Mapping[str, str]
+) -> list[str]:
+    """Return the experts' backends that a start requests by name and whose kernels are known."""
+    found = requested.values_of_start(chosen.engine.name, "moe", arguments, environment)
+    return [value for value in found if _has_kernels(value)]
+
+
+def _logged_backends(configuration: ServerConfiguration, path: KernelPath) -> list[str]:
+    """Return the experts' backend in the log if it satisfies each request, and has known kernels.
+
+    If no argument requests a backend, the engine chooses one, and any backend satisfies that.
+    """
+    if path.moe is None or not _has_kernels(path.moe):
+        return []
+    patterns = requested.patterns(configuration).get("moe", [])
+    satisfied = all(pattern.fullmatch(path.moe) for pattern in patterns)
+    return [path.moe] if satisfied else []
+
+
+def _has_kernels(backend: str) -> bool:
+    """Return whether the suite knows kernels that only this backend runs."""
+    return any(entry.belongs_to(backend) for entry in kernel_names.load_names().name)
+
+
+def _set_backends(subject: Subject, backends: Sequence[str], configuration: str) -> None:
+    """Set the requested backends of the experts, or the reason why they are not known."""
+    subject.backends = backends
+    if not backends and subject.limits.moe_ms is not None:
+        subject.no_backend = (
+            f"MoE: expected a backend in configuration {configuration} whose kernels are known, "
+            "got none. Give --backend NAME"
+        )
 
 
 def is_layout(requested: str, shown: str | None, engine: str) -> bool:
