@@ -59,7 +59,7 @@ def save(whole: Image.Image, target: Path, height: int) -> None:
 
 
 def measured(kind: str, folder: Path) -> Path:
-    """Write the page of a kind of run, with rates that were measured on GPUs."""
+    """Write the report page for one kind of run, with rates that were measured on GPUs."""
     if kind == "history":
         runs = planted_runs.sixty(planted_runs.base(folder / "base"), folder / "runs")
         target = folder / "history.html"

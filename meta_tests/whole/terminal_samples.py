@@ -41,7 +41,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
 
 
 def sample(name: str, report: Path) -> str:
-    """Return the end of a run as its terminal shows it."""
+    """Return the last lines of a run, as a terminal shows them."""
     arguments, variables, attached = RUNS[name]
     with _server() if attached else nullcontext(()) as at:
         words = [*arguments, *at, "--report-dir", str(report)]

@@ -203,8 +203,7 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     ],
 )  # fmt: skip
 def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expected):
-    """A refusal is one line, for a single option as well as for options that contradict each
-    other."""
+    """The suite refuses a wrong option, or options that contradict each other, with one line."""
     status, run = run_pytest(*arguments, TEST)
     lines = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
     assert status == USAGE_ERROR and len(lines) == 1 and expected in lines[0], run.output
@@ -214,7 +213,8 @@ def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expe
 
 
 def test_the_report_of_the_run_before_stays(run_pytest, tmp_path):
-    """If a run is refused after it was opened, the earlier report is restored."""
+    """If the suite refuses a run after it opened the report directory, it restores the earlier
+    report."""
     report = tmp_path / "report"
     (report).mkdir()
     (report / "verdict.json").write_text("{}")
@@ -279,8 +279,9 @@ def test_collecting_starts_and_needs_nothing(run_pytest):
 
 
 def test_a_request_refused_after_the_run_was_opened_leaves_one_line(run_pytest, tmp_path):
-    """If a request is refused after the run was opened, the output has neither a table of levels
-    nor a command to run again."""
+    """If the suite refuses a run after opening it, pytest prints neither a table nor a command.
+
+    The table is that of the levels, and the command is the one to run the tests again."""
     golden = tmp_path / "golden.json"
     golden.write_text("{}")
     arguments = ("--arch", "cpu", "--golden", str(golden), "tests/test_correctness.py")

@@ -244,7 +244,7 @@ def test_the_chip_s_name_is_one_of_its_architecture(run_pytest, name):
 
 @pytest.mark.parametrize("arguments", [(), ("tests/test_matrix.py",)])
 def test_another_engine_of_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
-    """A run of the whole suite also collects the matrix, which must not refuse the run."""
+    """The matrix level, which a run of the whole suite also collects, does not refuse the run."""
     status, run = run_pytest("--arch", "sm121", "--engine", "sglang", TEST, *arguments)
     assert status == 5 and "NOT_RUN: sm121 was requested, but this machine is" in run.output, (
         run.output
@@ -381,7 +381,9 @@ def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
     ],
 )
 def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file, expected):
-    """The version is that of the imported checkout, and not that of the installed vLLM.
+    """The suite reads vLLM's version from the imported checkout, not from the installed package.
+
+    If the checkout states no version, the version is unknown.
 
     If the checkout has none, it is unknown."""
     (tmp_path / "vllm").mkdir()

@@ -26,7 +26,9 @@ _TRUST = r"sm121 trust \S+ --benchmark-storage=\S*history"
 
 
 def _wrong_words(scripts: Scripts, example: str) -> Iterator[str]:
-    """Run each event's script up to the suite's command, with and without a trusted run.
+    """Yield each wrong argument of the suite's command in a CI example.
+
+    The script of each event runs up to this command, with and without a trusted run.
 
     Return the wrong words of the command."""
     for trusted in (False, True):
@@ -59,7 +61,9 @@ def _is_built_beside_a_run(loaded: dict, example: str) -> bool:
 
 
 def _lost(events: list[tuple[str, str]], text: str, example: str) -> Iterator[str]:
-    """Return the jobs that are cancelled when several arrive at once.
+    """Yield the jobs that the CI system cancels if several events arrive at once.
+
+    `events` contains each event with its ref.
 
     `events` contains each event with its ref."""
     loaded = yaml.safe_load(text)
@@ -216,7 +220,9 @@ _SICK = [
 
 @pytest.mark.parametrize(("example", "before", "after", "complaint"), _SICK)
 def test_a_sick_example_is_noticed(example, before, after, complaint, tmp_path):
-    """A broken example is detected.
+    """This module detects a CI example into which a fault was written.
+
+    The fault is written into the last job that contains the text `before`: the job on the Spark.
 
     The Spark's job is the last one in the file that contains the text."""
     head, found, tail = EXAMPLES[example].rpartition(before)
@@ -311,7 +317,8 @@ def test_the_action_passes_on_its_inputs(inputs, options, tmp_path):
 
 
 def test_the_action_compares_with_no_storage_that_is_misspelt(tmp_path):
-    """Only an empty storage folder counts as a first run; a misspelt one is refused."""
+    """The action takes only an empty storage folder for a first run, and refuses a misspelt
+    folder."""
     scripts = Scripts(tmp_path / "ci")
     (scripts.history / "trusted").mkdir()
     misspelt = f"{scripts.history}y"
@@ -354,7 +361,9 @@ def _ended(runner: Runner, example: str, event: str, *statuses: int) -> str:
 
 
 def _first_push_is_trusted_by_hand(runner: Runner) -> None:
-    """No run is trusted, and the first build is too slow.
+    """Run the first push, whose build is too slow, while no run is trusted.
+
+    The job prints the command with which a user trusts its run.
 
     The job prints the command with which a user trusts it."""
     runner.box.settings = {"faster": 8.0}
@@ -391,7 +400,9 @@ def _sick_change_fails(runner: Runner, example: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_first_push_and_a_good_change(runner):
-    """A sample of the paths of the next test.
+    """The first push to one CI example fails, and a good change in the other example passes.
+
+    This is a sample of the next test. The good change is compared with a trusted run.
 
     A job of one example fails, and a job of the other one is compared and passes."""
     _first_push_is_trusted_by_hand(runner)
@@ -402,7 +413,9 @@ def test_a_first_push_and_a_good_change(runner):
 @pytest.mark.slow("nine jobs; a sample of two is above")
 @pytest.mark.timeout(1200)
 def test_the_paths_of_both_examples(runner, monkeypatch):
-    """All paths are executed on one history, in the order in which a fork would use them."""
+    """Both CI examples give the right result on every path, with one history of runs.
+
+    The paths are executed in the order in which a fork would use them."""
     _first_push_is_trusted_by_hand(runner)
     _better_push_is_stored_and_trusted(runner)
     for example in EXAMPLES:  # a good and a bad change; neither run is stored

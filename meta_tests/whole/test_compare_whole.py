@@ -62,7 +62,8 @@ def store(whole_run, tmp_path: Path, *arguments: str) -> None:
 
 
 def assert_red(status: int, run) -> None:
-    """Check pytest-benchmark's table, the numbers, the next step and the verdict."""
+    """Require that a slower run fails, with pytest-benchmark's table, its numbers and the next
+    step."""
     assert (status, run.verdict["verdict"], run.verdict["exit_status"]) == (1, "FAIL", 1), (
         run.output
     )

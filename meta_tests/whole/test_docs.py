@@ -100,7 +100,7 @@ def test_the_requirements_cover_every_test():
 
 
 def test_the_rows_of_the_original_documents_name_what_there_is():
-    """Each row is complete or has a reason, and its tests, commands, files and options exist."""
+    """Each row for an original document is complete, and everything that it names exists."""
     levels = (DOCS / "requirements.md").read_text("utf-8")
     own = "".join(file.read_text("utf-8") for file in (ROOT / "meta_tests").rglob("test_*.py"))
     known = " ".join(name for option in options.declared()[0] for name in option.names)
@@ -182,7 +182,7 @@ def test_every_table_is_linked_from_a_page_that_people_read():
 
 
 def _counted() -> list[tuple[str, str, Path]]:
-    """Return the numbers of detected and of all faults, and the table, of each row of the page."""
+    """Return the numbers of detected faults and of all faults of each row, and the row's table."""
     text = (DOCS / "index.md").read_text("utf-8").partition("| faults | detected |")[2]
     rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| ([\d, ]+) \| \[.*?\]\(([^)#]+)", text, re.M)
     return [
@@ -208,7 +208,7 @@ def test_the_first_page_counts_something():
 
 
 def _without_a_time(page: Path) -> list[str]:
-    """Return sections with commands for a Spark that state no duration."""
+    """Return the sections of a page that have commands for a Spark but state no duration."""
     takes = re.compile(r"\d+ (?:min|s|h|minutes|seconds|hours)\b|takes? seconds|seconds\b")
     sections = re.split(r"\n(?=## )", page.read_text("utf-8"))
     of_a_spark = [section for section in sections if "<!-- needs: sm121 -->" in section]
@@ -286,7 +286,7 @@ def test_each_block_marked_run_runs(block):
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
 def test_every_name_of_the_package_in_python_exists(block):
-    """This includes blocks of Python that are not run because they need a server."""
+    """Every name of the package in a Python block exists, even if the block is not run."""
     tree = ast.parse(block.code)
     imported = {}
     for node in ast.walk(tree):
@@ -308,7 +308,7 @@ def _with_this_python(command: list[str]) -> list[str]:
 
 
 def _unknown(words: list[str], *more: str) -> list[str]:
-    """Return those options among the words that neither the suite nor its commands have."""
+    """Return the options in a command line that neither the suite nor its commands have."""
     declared, _ = options.declared()
     names = {name for option in declared for name in option.names}
     names |= {*re.findall(r"--[a-z-]+", commands.page(cli.parser())), *more}
@@ -326,7 +326,7 @@ def test_options_in_the_docs_exist():
 
 
 def test_each_word_behind_k_in_the_docs_selects_a_test():
-    """`-k exam` was documented, but selected no test: the ability of that name is no keyword."""
+    """Each expression after ``-k`` in the docs selects a test; `-k exam` once selected none."""
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
     commands_ = re.findall(r"pytest ([^`|\n]*?)-k (\"[^\"`\n]+\"|[\w]+)", text)
     assert len(commands_) > 10
@@ -412,7 +412,7 @@ def test_documented_containers_keep_what_is_compiled(name):
 
 
 def test_the_image_keeps_an_entry_point_that_it_needs():
-    """The image's entry point is run without docker, and the rest of its files is read."""
+    """This test runs the image's entry point without docker, and only reads the other files."""
     script = ROOT / "docker" / "entrypoint.sh"
     done = subprocess.run([script, "echo", "a b"], check=True, capture_output=True, text=True)
     assert done.stdout == "a b\n" and "/opt/nvidia/nvidia_entrypoint.sh" in script.read_text()
@@ -436,7 +436,7 @@ def test_issue_forms_and_hooks_are_sound():
 
 
 def test_a_commit_has_a_subject_of_the_form_in_contributing():
-    """The hook and the workflow use this pattern for the whole message of a commit."""
+    """The hook and the workflow match the whole message of a commit with this pattern."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     pattern = re.compile(tools["commitizen"]["customize"]["schema_pattern"])
     assert pattern.match("fix(gate): judge the median")
@@ -464,7 +464,7 @@ def test_the_readme_shows_what_sm121_path_prints():
 
 
 def test_no_command_depends_on_an_address_that_is_not_published():
-    """Only mkdocs.yml contains the address of the site, for the time after publication."""
+    """Only mkdocs.yml contains the address of the site, which is not published yet."""
     (address,) = re.findall(r"^repo_url: https://(\S+)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     files = [
         *PAGES, *(DOCS / "ci").iterdir(), *(ROOT / "docker").iterdir(), ROOT / "action.yml",

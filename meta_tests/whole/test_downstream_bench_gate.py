@@ -37,7 +37,7 @@ class Ended:
 
     @property
     def refusal(self) -> str:
-        """The line of a refusal, which comes before any test."""
+        """The line with which pytest refuses the run; it appears before any test."""
         assert self.status == 4 and "Traceback" not in self.output, self.output
         assert "INTERNALERROR" not in self.output and " passed" not in self.output, self.output
         (line,) = [line for line in self.output.splitlines() if line.startswith("ERROR: ")]
@@ -153,7 +153,9 @@ def test_too_few_rounds_are_undecided_and_say_how_many_it_takes(project):
 
 
 def test_equal_samples_are_reported(project):
-    """Equal samples are reported.
+    """The gates report a metric whose samples are all equal.
+
+    Examples are a count that is equal in each round, and a counter that does not change.
 
     Counts are equal in each round, and so is a counter that does not change."""
     (project.folder / TESTS).write_text(
@@ -264,7 +266,9 @@ def test_a_failure_that_its_test_catches_is_no_baseline(stored):
 
 
 def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
-    """Each gate passes, but the limit applies to the rounds of the benchmark.
+    """If a run exceeds a limit of pytest-benchmark, pytest shows no traceback.
+
+    Each gate passes, but the limit applies to the rounds of the benchmark.
 
     No traceback is shown."""
     stored.replace('unit="ms"', 'unit="ms", worse_by=0.5')
@@ -276,7 +280,7 @@ def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
 
 
 def test_a_run_of_some_tests_hides_no_other_metric(stored):
-    """The latest stored run has only one of two metrics. The other one is still compared."""
+    """A metric is still compared if the latest stored run contains only another metric."""
     assert stored.run(SAVE, "-k", "first_token").status == 0
     slower = stored.run(COMPARE, level=SLOWER)
     assert "tg32@d0: expected a loss against 0001" in slower.output, slower.output

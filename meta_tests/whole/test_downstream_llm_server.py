@@ -205,7 +205,8 @@ def pytest_addoption(parser):
 
 
 def test_a_project_that_does_not_use_it_notices_nothing(project):
-    """An option of the same name belongs to the project, and nothing of the suite is imported."""
+    """Without the plugin, a project may use the same option name, and imports nothing of the
+    suite."""
     (project / "conftest.py").write_text(THEIRS)
     (project / "test_page.py").write_text(
         "import sys\n\ndef test_it(pytestconfig):\n"

@@ -1,4 +1,4 @@
-"""Modules exchange fields, so a text that looks like another one changes nothing."""
+"""Modules exchange fields instead of texts, so a text that looks like another one has no effect."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -109,8 +109,8 @@ def test_the_action_has_no_verdict_where_pytest_refuses(tmp_path):
 
 
 def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
-    """If a drafter is not on this machine, no server starts, and the line contains the command that
-    downloads the drafter."""
+    """If a drafter is not on this machine, no server starts, and the reason contains the command
+    that downloads the drafter."""
     box = Machine(tmp_path / "gb10", "0.33.0", NOBODY, environment={"HF_HOME": str(tmp_path)})
     box.build()
     done = box.run("--plan", "quick", "--configuration", "eagle3-short", "tests/test_smoke.py")
@@ -141,7 +141,10 @@ def _compile(box: Machine) -> None:
 
 @pytest.mark.slow("a comparison of two starts, whole")
 def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
-    """The documented call finds no fault of a healthy machine, and needs the kernels that ran.
+    """On a healthy machine, the documented call finds no fault, but misses a proof of the kernels.
+
+    No GPU kernels run on the simulated GB10, so the gate does not pass. A start takes 4 s here, so
+    the comparison of starts may be INCONCLUSIVE if other processes use the machine.
 
     No kernels run on the stand-in, so the gate does not pass. Starts take 4 s here, so their
     comparison may be undecided beside other work.

@@ -67,7 +67,8 @@ def _of_level(level: str) -> dict[str, object]:
 
 
 def _judged(judging: profile.Profile, operation: str) -> tuple[str, str | None]:
-    """Return the provider that tests the kernel of the path."""
+    """Return which provider tests the kernel of an operation, and the reason if none can test
+    it."""
     path = served.expected(judging.path_of(judging.under_test), None)
     (choice,) = serving.choices(judging.engine.name, judging.arch, path, operation)
     if choice.nothing is not None:

@@ -1,4 +1,4 @@
-"""A server, an address or a log is hostile. Each read is limited, and no secret is shown."""
+"""If a server, an address or a log is hostile, each read is limited and no secret is shown."""
 
 import ast
 import asyncio
@@ -41,7 +41,7 @@ EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
 
 @dataclass(frozen=True)
 class Reply:
-    """A server's answer: `once`, `again` several times, each after a pause, and then the `end`."""
+    """A server's answer: it sends `once`, then `again` several times with pauses, then `end`."""
 
     once: bytes = b""
     again: bytes = b""
@@ -178,7 +178,7 @@ def test_an_answer_within_its_bounds_comes_whole(serve, answer):
 
 
 def test_transports_use_public_names_of_the_library_alone():
-    """A release of the library may change private names, so that the limits would be lost."""
+    """The transports use only public names of the library, because releases change private ones."""
     tree = ast.parse(Path(bounded.__file__).read_text("utf-8"))
     private = [
         ast.unparse(node)
@@ -425,7 +425,7 @@ def test_pytest_itself_does_not_show_the_key(run_pytest, fault_server, tmp_path)
 
 
 def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, fault_server):
-    """OpenAI's API has neither of the two paths. A server that the suite starts must have both."""
+    """An attached server needs neither /health nor /version, which OpenAI's API does not have."""
     server = fault_server("bare")
     _, run = run_pytest(
         "--arch", "cpu", *server.options,
@@ -472,7 +472,7 @@ def _answers_over_tls(listening: socket.socket, context: ssl.SSLContext) -> None
 
 
 def test_a_machine_without_certificates_trusts_those_of_certifi(monkeypatch):
-    """A slim image has no certificates, so every client uses those of certifi."""
+    """If a machine has no certificates, as a slim image, every client uses those of certifi."""
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     assert len(bounded.tls().get_ca_certs()) > 50

@@ -20,7 +20,8 @@ source = "a test"
 
 
 def machine(folder: Path, timed_server, **settings: object) -> Machine:
-    """A simulated machine whose untimed requests a fast server answers."""
+    """Return a simulated GB10 on which a fast test server answers the requests that are not
+    timed."""
     server = timed_server("--rate", "2000", "--prefill-rate", "1e6")
     box = Machine(
         folder / "gb10", "0.33.0", Behind(server.base_url, "none"), rates=RATES, settings=settings

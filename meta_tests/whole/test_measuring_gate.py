@@ -63,7 +63,9 @@ def test_53_tokens_a_second_pass_with_grade_minimum(passing_run):
     "selected", ["per_token or between_chunks or to_the_end", "concurrent or of_several"]
 )
 def test_the_rest_of_the_level_passes_on_a_fast_server(selected, passing_run):
-    """The other tests of the level pass on a fast server.
+    """The selected tests of the performance level pass on a fast server.
+
+    `test_bench_chats` tests chats and samples.
 
     `test_bench_chats` tests chats and samples."""
     _, run = passing_run(selected, "150")
@@ -91,7 +93,9 @@ def _quick(run_pytest, timed_server, *server, options=()):
 def test_52_tokens_a_second_are_asked_of_every_server(
     timed_server, run_pytest, rate, traps, verdict
 ):
-    """Without --configuration, 52 tok/s are required of every server.
+    """Without --configuration, the gate of 52 tok/s applies to every server.
+
+    One of the servers has 47 tok/s, and a popular client reports 52 tok/s for it.
 
     One server has 47 tok/s, which a popular client reports as 52."""
     status, run = _quick(run_pytest, timed_server, "--rate", str(rate), *traps)
@@ -106,7 +110,9 @@ def test_52_tokens_a_second_are_asked_of_every_server(
 
 @pytest.mark.slow("the same server with another question")
 def test_the_last_line_names_another_configuration(timed_server, run_pytest):
-    """37 tok/s are so much more than a release reaches that few rounds are sufficient for a
+    """The last line of a run names another configuration of the profile.
+
+    The server has 37 tok/s. A release is so much slower that few rounds are sufficient for a
     decision."""
     stock = ("--configuration", "stock")
     status, run = _quick(run_pytest, timed_server, "--rate", "37", options=stock)
@@ -127,7 +133,7 @@ def test_a_number_that_cannot_be_trusted_is_invalid_and_not_green(timed_server, 
 
 @pytest.mark.slow("300 requests")
 def test_tails_are_gathered(timed_server, run_pytest):
-    """One request in a hundred takes three seconds, and --percentiles fails because of these."""
+    """If one request in a hundred takes three seconds, a run with --percentiles fails."""
     server = timed_server(*("--rate", "2000", "--prefill-rate", "1e6", "--trap", "one-in-100-slow"))
     options = ("-k", "time_to_first_token and p99", "--percentiles")
     status, run = judge(run_pytest, server, *options)

@@ -35,8 +35,9 @@ def folder_of(name: str) -> Path:
     ],
 )
 def test_a_file_is_named_after_its_module(path):
-    """A file is named `unit/measure/test_gate.py`, or also `test_gate_starts.py` if one file would
-    be too long."""
+    """A test file has its module's name, and a suffix if several files test the module.
+
+    For example, `unit/measure/test_gate.py` and `test_gate_starts.py` test the module `gate`."""
     tested = folder_of(path.parent.name)
     assert path.parent.parent == META / "unit" and tested.is_dir(), "a folder for each package"
     words = path.stem.removeprefix("test_").split("_")

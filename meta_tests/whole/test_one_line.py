@@ -81,7 +81,8 @@ def pytest_collection_modifyitems():
 
 
 def the_line(run) -> str:
-    """Return the only line, without the progress lines of a busy machine."""
+    """Return the only output line of a refused run, ignoring progress lines about a busy
+    machine."""
     lines = [line for line in run.output.splitlines() if line.strip()]
     (line,) = [line for line in lines if not GOES_ON.fullmatch(line)]
     return line
@@ -157,7 +158,7 @@ def test_make_refuses_a_plan_before_it_makes_the_environment(words):
 
 
 def test_a_run_has_its_header(run_pytest, fault_server):
-    """The order on the screen is that of pytest: header, collected tests, levels."""
+    """A run prints pytest's header, then the collected tests, and then the levels."""
     status, run = run_pytest(
         "--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health"
     )
@@ -217,7 +218,10 @@ def test_a_healthy_address_that_does_not_answer_names_the_log(capsys):
 
 
 def test_a_folder_behind_a_space_is_refused_with_what_to_write(tmp_path):
-    """pytest takes a folder after a space for tests, and does not read the suite's pytest.ini."""
+    """If a folder follows an option after a space, the run is refused with the form to write
+    instead.
+
+    pytest takes such a folder for a path of tests, and does not read the suite's pytest.ini."""
     command = [sys.executable, "-m", "pytest", "--arch", "gb10", "--report-dir"]
     done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 4
@@ -277,8 +281,9 @@ def test_a_run_without_tests_that_should_be_stored_gives_one_line(clone):
 
 
 def test_a_named_report_directory_is_that_of_its_run(clone):
-    """CI reads verdict.json in the named directory, and must never find an earlier verdict
-    there."""
+    """The named report directory contains the verdict of its own run, never an earlier verdict.
+
+    CI reads verdict.json in this directory."""
     status, report = clone("-m", "sm90", "--report-dir=conformance-report")
     assert (status, verdict(report)) == (5, "NOT_RUN")
 

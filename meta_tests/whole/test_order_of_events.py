@@ -85,7 +85,7 @@ def test_a_run_that_ends_by_itself(begin, arguments, status, between):
 
 
 def test_a_run_that_is_interrupted(begin):
-    """After an interrupt, no further measurement starts, and the last line is still written."""
+    """After an interrupt, the run starts no further measurement, and still writes its last line."""
     both = f"{VERDICTS}::test_pass", "meta_tests/whole/scenarios/endings.py::test_waits"
     run, steps = begin(*both, warm=False)
     run.wait_for("correctness: 2 checks", 60)
@@ -97,7 +97,7 @@ def test_a_run_that_is_interrupted(begin):
 
 
 def test_a_run_that_measures(begin):
-    """After a measurement, the machine is read again before anything is stored or closed."""
+    """After a measurement, the suite reads the machine's state again before it stores anything."""
     run, steps = begin("meta_tests/whole/scenarios/measurements.py", samples=f"{{{SAMPLES}}}")
     run.wait()
     assert steps()[:3] == BEGINNING
@@ -148,7 +148,7 @@ def test_every_hook_is_implemented_once_and_in_one_module():
 
 
 class Interruptible:
-    """A session with the parts that the reaction to a signal uses."""
+    """A session that has only the parts which its signal handler uses."""
 
     interrupted = False
 

@@ -73,7 +73,9 @@ def test_a_test_waits_for_a_quiet_moment_and_not_for_ever(loads, looks):
 
 
 def test_a_whole_test_is_set_up_again(tmp_path):
-    """A repeated test gets its fixtures again.
+    """A repeated test gets new fixtures.
+
+    The report contains the result of the last run, and states that there was another run.
 
     The report is that of the last run, and says that there was another run."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: it measures time\n")

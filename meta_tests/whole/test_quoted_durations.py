@@ -33,7 +33,7 @@ def quoting_files() -> list[Path]:
 
 
 def blocks(file: Path) -> list[str]:
-    """Return the paragraphs, the lines of tables and the lines of code of a page."""
+    """Return the paragraphs, the table rows and the code lines of a page."""
     text = file.read_text("utf-8").partition("<!-- Made by")[0]
     whole: list[str] = []
     in_code = file.suffix != ".md"

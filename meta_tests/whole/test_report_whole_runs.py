@@ -59,7 +59,9 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
 
 @pytest.mark.slow("two runs in new interpreters")
 def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server):
-    """The run starts in another checkout, as a shard. The printed command runs the test there."""
+    """The printed command repeats a test in the folder from which the run was started.
+
+    The run is a shard that was started in another checkout."""
     server = fault_server(key="")
     (tmp_path / "here").mkdir()
     shutil.copy(ROOT / SCENARIOS, tmp_path)

@@ -119,7 +119,9 @@ def kill_after(run: Any, report: Path, lines: int, pause_s: float) -> bool:
     ],
 )
 def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
-    """The moments are random: after some events, and a part of a test later."""
+    """A run that is killed at a random moment can be resumed.
+
+    The moment is a part of a test's duration after some of the events."""
     whole_report = tmp_path / "whole"
     unbroken = runs.start(whole_report)
     unbroken.wait()
@@ -149,7 +151,9 @@ def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
 def test_a_run_that_is_killed_before_its_first_test_is_started_from_the_beginning(
     runs, tmp_path, lines
 ):
-    """The run is killed before any decision, and before the environment was read."""
+    """A run that is killed before its first test is run from the beginning when it is resumed.
+
+    It is killed before any decision, and before the environment was read."""
     runs.start(tmp_path / "whole").wait()
     whole = stored_run.file_of(tmp_path / "whole")
     report = tmp_path / "killed"
@@ -172,8 +176,10 @@ def test_a_run_that_is_killed_before_its_first_test_is_started_from_the_beginnin
 def test_a_run_that_is_killed_between_its_last_event_and_its_verdict_file(
     runs, tmp_path, continued_by
 ):
-    """The random moments never hit this one: the events have ended, and verdict.json is still
-    NOT_RUN."""
+    """A run that is killed between its last event and its verdict file can be resumed.
+
+    All events are written, but verdict.json still contains NOT_RUN. The random moments of another
+    test never hit this one."""
     runs.start(tmp_path / "whole").wait()
     whole = stored_run.file_of(tmp_path / "whole")
     report = tmp_path / "killed"
@@ -197,7 +203,9 @@ def test_a_run_that_is_killed_between_its_last_event_and_its_verdict_file(
 
 
 def test_the_file_of_junitxml_has_the_kept_verdicts_of_a_killed_run(runs, tmp_path):
-    """In a resumed run, pytest collects all tests, but runs only those that were not decided."""
+    """The --junitxml file of a resumed run contains the verdicts that the killed run had decided.
+
+    pytest collects all tests, but runs only those without a verdict."""
     files = [tmp_path / f"{name}.xml" for name in ("whole", "resumed")]
     runs.start(tmp_path / "whole", f"--junitxml={files[0]}").wait()
     report = tmp_path / "report"
@@ -244,7 +252,9 @@ def killed(runs, tmp_path):
     ],
 )
 def test_a_run_that_asks_for_something_else_is_refused(runs, killed, more, says):
-    """The request is refused in one line, and the killed run can still be resumed."""
+    """A resumed run that requests something else than the killed run is refused with one line.
+
+    The killed run can still be resumed."""
     before = (killed / events.NAME).read_bytes()
     refused = runs.start(killed, "--resume", *more)
     assert refused.wait() == 4 and says in refused.output, refused.output
@@ -253,8 +263,10 @@ def test_a_run_that_asks_for_something_else_is_refused(runs, killed, more, says)
 
 
 def test_a_run_that_compares_is_not_resumed_without_the_comparison(runs, killed):
-    """The list of tests may be the same without the comparison, because the suite compares at the
-    end of the run."""
+    """A run with a comparison cannot be resumed without the comparison.
+
+    The list of tests may be the same without it, because the suite compares at the end of the run.
+    """
     stream = killed / events.NAME
     text = stream.read_text()
     assert '"compared": false' in text
@@ -265,7 +277,9 @@ def test_a_run_that_compares_is_not_resumed_without_the_comparison(runs, killed)
 
 
 def test_a_run_on_an_attached_server_is_not_resumed_on_another_process(runs, killed):
-    """The kept verdicts are about the killed run's server, which may have been another build."""
+    """A run on an attached server cannot be resumed on another process of the server.
+
+    The kept verdicts are about the killed run's server, and the new one may be another build."""
     stream = killed / events.NAME
     text = stream.read_text()
     (attached,) = re.findall(r'.*"server_attached".*\n', text)
@@ -278,7 +292,9 @@ def test_a_run_on_an_attached_server_is_not_resumed_on_another_process(runs, kil
 
 
 def test_a_run_on_an_attached_server_is_not_resumed_if_its_process_is_no_longer_known(runs, killed):
-    """A server that was started again without /metrics must not get the kept verdicts."""
+    """A run cannot be resumed if the process of the attached server can no longer be identified.
+
+    A server that was started again without /metrics must not get the kept verdicts."""
     stream = killed / events.NAME
     text = stream.read_text()
     (attached,) = re.findall(r'.*"server_attached".*\n', text)
@@ -315,7 +331,9 @@ def test_a_torn_line_is_removed_and_a_second_kill_is_resumed_too(runs, killed, t
 
 
 def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
-    """The smoke level runs again. It failed in the killed process, and this stays."""
+    """If the smoke level failed before the run was killed, this failure stays in the resumed run.
+
+    The smoke level runs again."""
     stream = killed / events.NAME
     told = stream.read_text()
     smoke = '"id": "meta_tests/whole/scenarios/many_decisions.py::test_smoke"'
@@ -330,7 +348,7 @@ def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
 
 
 def test_merged_shards_a_resumed_run_and_one_run_are_equal(runs, tmp_path):
-    """One shard was killed and resumed. The merged run equals an uninterrupted one."""
+    """Merged shards, one of which was killed and resumed, equal an uninterrupted run."""
     whole = tmp_path / "whole"
     runs.start(whole).wait()
     expected = shown(stored_run.file_of(whole))
@@ -360,7 +378,9 @@ def test_workers_and_one_run_are_equal(runs, tmp_path):
 def test_a_shard_without_tests_is_merged_if_it_is_of_the_same_run(
     start_pytest, fault_server, tmp_path
 ):
-    """Tests of one server are not divided, so the other shards have no tests."""
+    """A shard without tests can be merged if it belongs to the same run.
+
+    All tests of one server run in one shard, so the other shards have no tests."""
     asked = ("--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health")
 
     def shard(name: str, status: int, *options: str) -> Path:
@@ -382,7 +402,9 @@ def test_a_shard_without_tests_is_merged_if_it_is_of_the_same_run(
 
 
 def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
-    """The decisions of a killed shard count.
+    """A killed shard is merged with the verdicts that its events contain.
+
+    The merged run does not pass, and the other tests of the killed shard are NOT_RUN.
 
     The run is not green, and its other tests are NOT_RUN.
     """
@@ -424,8 +446,9 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
 
 @pytest.mark.slow("parts of which one was killed are read below")
 def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(runs, tmp_path):
-    """The controller was killed before it judged the machine, the kernel's messages and the stored
-    runs."""
+    """If the controller is killed after its workers have ended, the run has no verdict.
+
+    The controller had not yet judged the machine, the kernel's messages and the stored runs."""
     report = tmp_path / "report"
     runs.start(report, *WORKERS).wait()
     (report / "verdict.json").unlink()
@@ -437,7 +460,9 @@ def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(r
 
 @pytest.mark.slow("starts two servers; the others attach")
 def test_a_run_with_a_server_of_its_own_is_resumed_with_another(start_pytest, tmp_path):
-    """The supervisor has ended the server of the killed process. The server's log remains."""
+    """A killed run that had started its own server is resumed with a new server.
+
+    The supervisor has ended the first server, whose log remains."""
     environment = {**scripted_sessions.VARIABLES, "SM121_META_RAN": str(tmp_path / "ran")}
     engine = ("--engine-python", str(FAKES / "fake_python.py"), "--kernel-trace", "off")
 

@@ -53,7 +53,7 @@ def site(tmp_path_factory):
 
 @dataclass
 class Reader:
-    """Opens pages at one width, in one colour scheme."""
+    """A browser that opens pages at one width and in one colour scheme."""
 
     page: Any
     requests: list[str] = field(default_factory=list)

@@ -136,8 +136,7 @@ def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.
 
 @pytest.mark.slow("six seconds of a supervisor")
 def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
-    """On a full disk, neither the supervisor's file nor the log can be written when a child
-    ends."""
+    """The supervisor continues on a full disk, where it can write neither its file nor the log."""
     scratch = tmp_path / "scratch"
     pids = tmp_path / "pids"
     code = text_file("server-of-a-child.txt").format(pids=str(pids))
@@ -232,8 +231,10 @@ def test_a_helper_process_that_the_engine_ended_is_no_crash(
 
 
 def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
-    """The killed run's supervisor is still writing a bundle into the directory, which is then moved
-    as a whole."""
+    """The next run waits until the killed run's supervisor has ended the server.
+
+    The supervisor still writes a bundle into the report directory, which is then moved as a whole.
+    """
     report = tmp_path / "report"
     first = directory.lock_directory(report)
     (report / "verdict.json").write_text("{}")
@@ -260,7 +261,9 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
 
 @pytest.mark.parametrize("step_s", [1.0, -1.0, 3600.0, None])
 def test_a_clock_that_is_set_makes_no_other_server(monkeypatch, step_s):
-    """A changed clock does not change the identity of a process.
+    """If the system clock is changed, a process keeps its identity.
+
+    If the step is None, another process is compared, which has another identity.
 
     Another process has another identity (None)."""
 

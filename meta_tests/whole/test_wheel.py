@@ -57,8 +57,10 @@ def copy_of_the_sources(folder: Path) -> Path:
 
 
 def test_a_wheel_has_every_package():
-    """An editable install finds packages that pyproject does not list, but a wheel does not contain
-    them."""
+    """The wheel contains every package of the suite.
+
+    A package that pyproject does not list is missing in a wheel, although an editable install finds
+    it."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = [file.parent for file in (ROOT / "plugins").rglob("__init__.py")]
     packages = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
@@ -159,7 +161,7 @@ def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
 
 @pytest.mark.slow("an environment with the wheel, and two runs in it")
 def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault_server):
-    """`sm121 run` needs no clone, and detects a broken server."""
+    """`sm121 run` from a wheel detects a broken server, and needs no clone of the repository."""
     server = fault_server()
     ends_no_chat = ("--deselect", "tests/test_smoke.py::test_one_chat")
     for left_out, verdict, status in ((ends_no_chat, "PASS", 0), ((), "FAIL", 1)):
@@ -194,7 +196,9 @@ def test_the_wheel_compares_engines_by_its_own_levels(offline, tmp_path):
 
 @pytest.mark.slow("two starts of the installed suite; the one before judges a server with it")
 def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
-    """Options that `sm121 run` adds are no reason to refuse a certificate.
+    """A run from the wheel refuses a certificate if an option changes the tests.
+
+    The options that `sm121 run` itself adds are no reason to refuse it.
 
     Options that change the tests are."""
     to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")
@@ -207,8 +211,9 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
 
 @pytest.fixture
 def theirs(tmp_path) -> Callable[..., Callable[..., str]]:
-    """A user's project outside of the checkout, a function that runs its tests, and their
-    output."""
+    """Return a function that creates a user's project outside of the checkout.
+
+    It returns a function that runs the project's tests and returns their output."""
 
     def project(python: Path, name: str, **more: str) -> Callable[..., str]:
         made = shutil.ignore_patterns("__*", ".*")
@@ -244,8 +249,8 @@ def test_the_wheel_selects_and_skips_in_another_project(offline, theirs):
 
 @pytest.mark.slow("three runs in the environment with the wheel; the project's own test has more")
 def test_the_wheel_gates_what_another_project_measures(offline, theirs):
-    """With only the project's own `pytest`, a measurement is stored and compared, and one that is
-    10 % slower fails."""
+    """In a project that uses only its own `pytest`, a run fails if it is 10 % slower than a stored
+    one."""
     run = theirs(offline / "python", "downstream_bench_gate", OUR_LEVEL="60")
     clock = "--benchmark-timer=our_server.clock"
     run(0, clock, "--benchmark-autosave")
@@ -317,8 +322,9 @@ def test_a_project_with_all_plugins_has_them_of_the_wheel(
 
 @pytest.mark.slow("another environment, with httpx and numpy alone")
 def test_the_clock_of_the_wheel_measures_as_the_suite(wheelhouse, timed_server, tmp_path):
-    """The same answers give the same digits, and `sm121.clock` of the wheel also makes a whole
-    measurement by itself."""
+    """For the same answers, `sm121.clock` from the wheel computes the same digits as the suite.
+
+    It also makes a whole measurement by itself."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     pip(python, *OFFLINE, str(wheelhouse), "--no-deps", "sm121-conformance", **NO_NETWORK)
@@ -344,7 +350,10 @@ def test_the_clock_of_the_wheel_measures_as_the_suite(wheelhouse, timed_server, 
 
 @pytest.mark.slow("another environment")
 def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
-    """The clone is installed without a network.
+    """Installing a clone changes no package of the engine.
+
+    The clone is installed without a network, and build isolation finds setuptools in the
+    wheelhouse.
 
     Build isolation finds setuptools in the wheelhouse.
     """

@@ -19,7 +19,7 @@ UNFUSED = "unfused_0804_clean.log"
 
 
 def judged(tmp_path, *changes, log=UNFUSED, configuration="mxfp4", own=BUILD, arguments=()):
-    """Return the contradictions of a log in which texts were replaced."""
+    """Return how a log with replaced texts contradicts the path that the profile requires."""
     text = (LOGS / log).read_text("utf-8")
     for before, after in changes:
         assert before in text, before
@@ -140,7 +140,10 @@ def test_values_without_a_line_are_not_shown_and_contradict_nothing(tmp_path):
 
 
 def test_arguments_override_values_but_not_required_features(tmp_path):
-    """An owner may request float16 or drafts.
+    """Arguments may change values of the kernel path, but not switch off required features.
+
+    An owner may request float16 or drafts. If the owner switches off graphs that a configuration
+    requires, the run does not test this configuration.
 
     If a configuration requires graphs and the owner switches them off, this does not test the
     configuration."""
@@ -162,7 +165,9 @@ def test_arguments_override_values_but_not_required_features(tmp_path):
 
 
 def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
-    """Releases print the KV dtype twice: with the configuration's name and with torch's name."""
+    """FlashInfer's name of an FP8 KV cache does not count as a second value.
+
+    Releases print the KV dtype twice: with the configuration's name and with torch's name."""
     other = "[selector.py:112] Using HND KV"
     line = (
         "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "

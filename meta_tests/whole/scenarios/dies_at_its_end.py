@@ -15,7 +15,7 @@ def pytest_sessionfinish(session):
 
 
 def end(_run):
-    """End the worker in the way that `SM121_META_ENDS_BY` names, while it stops its server."""
+    """While the worker stops its server, end it with the method that `SM121_META_ENDS_BY` names."""
     how = os.environ["SM121_META_ENDS_BY"]
     if how == "an exception":
         raise PermissionError("a process of another user")

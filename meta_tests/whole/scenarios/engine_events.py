@@ -1,4 +1,4 @@
-"""Events of a server between tests that do not notice them.
+"""Tests that pass although something happens to the server between them.
 
 The catalogue of false-green scenarios starts this with ``scripted_engine.py``. SM121_META_DO is the
 query of ``GET /meta``."""

@@ -1,4 +1,5 @@
-"""Checks that a known bug of vLLM names (unit/engines/test_capabilities.py)."""
+"""Checks that the entry of a known vLLM bug names; unit/engines/test_capabilities.py starts
+them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A test that runs for a long time, as a compilation does, and one after it."""
+"""A test that takes as long as a compilation, and a second test after it."""
 
 import time
 

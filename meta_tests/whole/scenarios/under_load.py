@@ -39,6 +39,6 @@ def test_killed_under_load(conformance, stress):
 
 
 def test_serves_afterwards(client, model):
-    """The server answers, because another one has replaced the killed one."""
+    """A new server has replaced the killed one, and answers requests."""
     answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=1)
     assert answer.choices[0].text == " Paris"
