@@ -55,6 +55,8 @@ def log(
         report=report,
         seconds=lambda name: _duration(run, name),
         notes=lambda name: _notes(report, name),
+        baseline=_baseline(baseline.run) if baseline is not None else None,
+        no_delta=_no_delta(run, baseline.run) if baseline is not None else "",
         rows=_rows(run, baseline.run if baseline is not None else None),
         memory=_memory(report),
         result=_result(run),
@@ -170,8 +172,34 @@ def _cell(metric: MetricReport | None) -> str:
     return f"{shown} {metric_verdicts.of_metric('', metric).word}"
 
 
+def _baseline(run: VerdictFile) -> str:
+    """Return the baseline's run, with the properties that decide whether it is comparable."""
+    configuration = run.engine.configuration or "unknown"
+    return (
+        f"{_run_id(run, run.engine.configuration or run.engine.name)}, profile {run.profile}, "
+        f"configuration {configuration}, verdict {run.verdict.value}"
+    )
+
+
+def _no_delta(run: VerdictFile, baseline: VerdictFile) -> str:
+    """Return the reason why no value of two runs may be compared, or an empty text."""
+    if baseline.verdict in (Verdict.INVALID, Verdict.NOT_RUN):
+        return f"the baseline is {baseline.verdict.value}"
+    pairs = [("architecture", run.arch, baseline.arch)]
+    if run.fingerprint is not None and baseline.fingerprint is not None:
+        for item in run.fingerprint.differences(baseline.fingerprint):
+            if item.field in ("model", "machine"):
+                pairs.append((item.name, item.one, item.other))
+    for name, here, there in pairs:
+        if here != there:
+            values = f"{here or 'unknown'}, baseline {there or 'unknown'}"
+            return f"the runs differ in the {name}: {values}"
+    return ""
+
+
 def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[tuple[str, str, str, str]]:
     """Return per metric: its name, the baseline's value, this run's value, and the change."""
+    comparable = baseline is not None and not _no_delta(run, baseline)
     rows = []
     for name, metric in run.metrics.items():
         before = None
@@ -179,7 +207,10 @@ def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[tuple[str, str
             before = baseline.metrics.get(name)
         delta = ""
         if before is not None and before.value and metric.value:
-            delta = f"{metric.value / before.value - 1:+.1%}"
+            invalid = Verdict.INVALID in (before.verdict, metric.verdict)
+            delta = "-"
+            if comparable and not invalid:
+                delta = f"{metric.value / before.value - 1:+.1%}"
         rows.append((name, _cell(before) if before else "", _cell(metric), delta))
     return rows
 
