@@ -382,6 +382,11 @@ def test_a_stored_run_of_another_plan_is_named_with_the_option(stored):
     assert "  expected: a comparable stored run" in lines and f"  got: {named}" in lines
     (last,) = [line for line in lines if line.startswith("INCONCLUSIVE: compared:")]
     assert last.endswith(f"expected a comparable stored run, got {named}"), last
+    status, run = stored(SLOWER, SCENARIO, LEVEL, f"{COMPARE}=0001")
+    assert status == 1 and run.verdict["verdict"] == "INVALID", run.output
+    wanted = "run 0001 cannot be a baseline: the plan was quick, now full; add --plan quick"
+    (last,) = [line for line in run.output.splitlines() if line.startswith("INVALID: test_no_")]
+    assert wanted in last, last
 
 
 def test_a_limit_without_any_benchmark_in_common_is_no_success(stored):

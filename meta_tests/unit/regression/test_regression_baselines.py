@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes import past_runs
 from meta_tests.unit.regression.trend_runs import CONTEXT, changed, metric, run, stored
 from sm121.core.errors import UsageError
 from sm121.machine.box import BoxState
@@ -94,6 +95,13 @@ def test_a_run_that_was_red_or_holds_nothing_is_no_baseline(changes, why):
         "0001", "", [stored(metric="tg128@d0"), stored(**changes)]
     )
     assert any(why in reason for reason in bad.unlike(CONTEXT)), bad.unlike(CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"), [("0003_abc_2026.json", "0003"), ("my_base.json", "my_base.json")]
+)
+def test_a_message_names_a_stored_run_by_its_number(name, short):
+    assert past_runs.stored_run(name).short_name == short
 
 
 def test_storage_and_files_that_are_none_are_refused(tmp_path):

@@ -135,7 +135,9 @@ class MeasuredHistory:
         run = stored[-1]
         reasons = run.unlike(self._context)
         if reasons:
-            raise Invalid(f"{option}: {run.name} cannot be a baseline: {'; '.join(reasons)}")
+            raise Invalid(
+                f"{option}: run {run.short_name} cannot be a baseline: {'; '.join(reasons)}"
+            )
         return run
 
     @property

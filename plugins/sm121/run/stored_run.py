@@ -149,7 +149,8 @@ class StoredRun:
     @property
     def short_name(self) -> str:
         """The number of a file of pytest-benchmark, such as ``0001``, or the whole name."""
-        return self.name.partition("_")[0]
+        number = self.name.partition("_")[0]
+        return number if number.isdecimal() else self.name
 
     @property
     def kernels_alone(self) -> "StoredRun":
