@@ -13,8 +13,8 @@ def page(parser: argparse.ArgumentParser) -> str:
         MADE_BY.format(source="the commands' own help"),
         "Type `sm121 COMMAND`, or `python -m sm121 COMMAND`. Except `sm121 run` and `sm121 "
         "certify`, the commands do not use pytest. Their exit status is 0; 1 if the result is "
-        "negative; 4 if the command line is wrong, with one line that gives the expected value; "
-        "5 if the result could not be judged. "
+        "negative; 2 after Ctrl-C; 4 if the command line is wrong, with one line that gives the "
+        "expected value; 5 if the result could not be judged. "
         "`sm121 merge` has the exit status of the merged run.",
     ]
     for action in parser._actions:
