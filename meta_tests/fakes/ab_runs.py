@@ -21,7 +21,9 @@ _PATH = {"attention": "FLASHINFER", "cuda_graphs": True, "kv_layout": "LBHNC", "
 
 
 def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin") -> Path:
-    """Return an A/B comparison in which one metric is worse, one is undecided, and two pass.
+    """Write an A/B comparison in which one metric is worse, one is undecided, and two pass.
+
+    Return its folder. `text` contains the arguments that the user gave for side B.
 
     `text` is the text that the user gave for side B."""
     report_runs.write("pass", folder)

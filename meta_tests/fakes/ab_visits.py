@@ -1,4 +1,4 @@
-"""Starts of side A and side B of an A/B comparison, with rates of a known ratio."""
+"""Simulated server starts of both sides of an A/B comparison, whose rates have a known ratio."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Runs that are compared with a trusted run, and their comparison."""
+"""Create runs for tests of ``--against``, and compare them with a trusted run."""
 
 import random
 from collections.abc import Callable

@@ -102,7 +102,10 @@ def _edit(row: Json) -> Callable[[Json], Json]:
 
 
 def _meant(term: Any) -> Any:
-    """Return the value of a term of a row.
+    """Return the value of an entry in a fault's row.
+
+    A name means a function, and a list means the result of a call. Any other entry is the value
+    itself.
 
     A name stands for a function, a list for the result of a call. Any other term is a value itself.
     """
@@ -159,7 +162,7 @@ class FaultProxy:
                 yield proxy
 
     def switch(self, fault: Fault) -> None:
-        """Replace the fault from now on."""
+        """Inject another fault into all later answers."""
         self.errors.clear()
         self._fault = fault
         self._exchange = fault.exchange() if fault.exchange else None

@@ -111,7 +111,7 @@ def start_up(fault: str) -> None:
 
 
 def work(compiler: str, seconds: int) -> None:
-    """Run a process with this name for this many seconds."""
+    """Run a process with this name, for example that of a compiler, for this many seconds."""
     program = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / compiler
     program.parent.mkdir(parents=True, exist_ok=True)
     program.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 def say(text: str) -> None:
-    """A line of a server's log."""
+    """Print a line to the log of a server."""
     print(text, flush=True)
 
 

@@ -85,8 +85,7 @@ if __name__ != "__main__":
 
 
 def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
-    """Return the ids of the right continuation: that of a text for a text, and that of token ids
-    for token ids."""
+    """Return the token ids with which a correct server continues a prompt (a text or token ids)."""
     words = prompt if isinstance(prompt, list) else [int(b) for b in str(prompt).encode()]
     ids = []
     state = hashlib.sha256(json.dumps(words).encode()).digest()

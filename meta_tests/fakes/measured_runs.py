@@ -78,7 +78,7 @@ def _metric(name: str, value: float, low: float | None, high: float | None) -> M
 
 
 def write(kind: str, directory: Path) -> Path:
-    """Write one of ``pass``, ``fail``, ``invalid``, ``inconclusive``, ``crash``."""
+    """Write the report of a run: ``pass``, ``fail``, ``invalid``, ``inconclusive`` or ``crash``."""
     report_runs.write(kind, directory)
     if kind == "crash":  # it has no rates
         return directory
@@ -118,7 +118,8 @@ def _of(run: VerdictFile, source: str) -> None:
 
 
 def _slower(run: VerdictFile, before: dict[str, MetricReport]) -> None:
-    """Make the published decode rate lower than required, and lower than that of the run before."""
+    """Set the published decode rate to a value below the gate and below that of the previous
+    run."""
     now = run.metrics["tg32@d0"].value
     earlier = before["tg32@d0"].value
     share = 1 - now / earlier

@@ -1,4 +1,4 @@
-"""Replacements for a run that receive events, without a report directory."""
+"""Replacements for a run in unit tests: they receive events, and write no report directory."""
 
 from types import SimpleNamespace
 from typing import Any

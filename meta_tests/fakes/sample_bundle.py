@@ -17,7 +17,7 @@ _ROOT = str(ROOT)
 
 
 def keep(bundle: Path, target: Path) -> None:
-    """Copy a bundle, and replace the paths of this machine by words."""
+    """Copy a bundle, and replace the paths of this machine by placeholders."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for file in sorted(bundle.iterdir()):

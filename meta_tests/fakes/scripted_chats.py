@@ -42,7 +42,9 @@ def script_of(section: Section, answers: Mapping[str, Sequence[ScriptedAnswer]])
 def reader(
     request: Json, document: Document, forgets: Callable[[str], str] = lambda text: text
 ) -> ScriptedAnswer:
-    """Return a script that answers from a document, without the parts that it is to forget."""
+    """Return the scripted answer to a question about a document.
+
+    `forgets` removes the parts of the document that the scripted model does not remember."""
     text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
     values = {
         needle.id: needle.text.rstrip(".").rpartition(" ")[2]

@@ -68,7 +68,9 @@ class Handler(JsonHandler):
         return self.options.server_header
 
     def forwards(self, content: bytes | None = None) -> bool:
-        """Return whether an endpoint is not served, or another server's answer is forwarded."""
+        """Answer a request with 404 or with another server's answer.
+
+        Return False if the request is served by this server itself."""
         if urlsplit(self.path).path in self.options.hides:
             self.say({"detail": "Not Found"}, 404)
             return True

@@ -105,7 +105,7 @@ def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
 
 
 def answer(body: Json, generator: np.random.Generator) -> Json:
-    """Return the JSON of an answer."""
+    """Return the JSON of a completion whose tokens are sampled."""
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     choices = []
     order = [text for text in prompts for _ in range(body.get("n", 1))]

@@ -222,7 +222,9 @@ class Server(VllmPages):
                     state.stale_requests += 1
 
     def neighbour(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the request whose answer a request gets by mistake.
+        """Return the other request whose answer the faulty server sends in reply to this request.
+
+        With two choices, it is the second request.
 
         With two choices, it is the second request."""
         state = self.state
@@ -322,7 +324,8 @@ class Server(VllmPages):
         return response
 
     def changes(self, body: dict[str, Any], number: int) -> list[int]:
-        """Return the text that the parameters of a request add to the input of its answer."""
+        """Return the tokens that a request's parameters add to the input from which its answer
+        follows."""
         fault = self.state.fault
         forgotten = fault.removeprefix("forgets-") if number > FORGETS_AT else ""
         changes = {k: body[k] for k in CHANGES if k in body and k != forgotten}
@@ -349,8 +352,9 @@ class Server(VllmPages):
             self.state.harmed |= self.state.decoding
 
     def harm(self, prompt: int) -> str:
-        """Return the harm that a prompt of this length does to the decoding requests; "" if it does
-        none."""
+        """Return the fault that a prompt of this length causes in decoding requests.
+
+        The result is empty if it causes none."""
         row = JOINED.get(self.state.fault, {"decoding": [], "harm": ""})
         least, most = row.get("prompt", (0, MAX_LENGTH))
         joins = len(self.state.decoding) in row["decoding"] and least <= prompt <= most

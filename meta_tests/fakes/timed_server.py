@@ -97,7 +97,7 @@ class TimedServer(VllmPages):
         return app
 
     async def book(self, _request: web.Request) -> web.Response:
-        """Return a text for clients that create their prompts from a text."""
+        """Return the text from which some clients create their prompts."""
         words = (f"w{self.random.randrange(VOCABULARY)}" for _ in range(20_000))
         return web.Response(text=" ".join(words))
 

@@ -244,7 +244,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _kept(folder: Path, question: object, answer: Callable[[], Any]) -> Any:
-    """Return the stored answer to a question. The first run that asks computes and stores it."""
+    """Return the stored result of a query; the first run that needs it computes and stores it."""
     asked = json.dumps(question, sort_keys=True)
     file = folder / hashlib.sha256(asked.encode()).hexdigest()
     if not file.is_file():
@@ -256,7 +256,12 @@ def _kept(folder: Path, question: object, answer: Callable[[], Any]) -> Any:
 
 
 def _remember_answers(folder: Path) -> None:
-    """Let runs share this interpreter's answers about its packages and its engine's options.
+    """Let runs share the results of queries about this interpreter's packages and engine options.
+
+    Each run makes three queries, which take as long as the rest of a short run. A result is stored
+    under the query, the script and the whole environment without the suite's own variables. Other
+    interpreters, other search paths and failed queries are queried again. `fake_python.py` answers
+    as this interpreter does, and no result depends on the folder of temporary files.
 
     Each run asks three times, which takes as long as the rest of a short run. An answer is stored
     under the question, the script and the whole environment without the suite's own variables.

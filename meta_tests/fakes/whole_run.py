@@ -54,7 +54,7 @@ def whole(target: Profile = CPU, **changed: Any) -> VerdictFile:
 
 
 def judge(file: VerdictFile) -> None:
-    """Judge a run by its tests, as at its end."""
+    """Compute the verdict of a run from its tests, as the suite does at the end of a run."""
     file.judge()
     file.reason = file.why()
 

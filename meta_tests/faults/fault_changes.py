@@ -195,7 +195,7 @@ def texts(message: Json, change: Callable[[str], str]) -> None:
 
 
 def schema_as_text(request: Json) -> Json:
-    """Put the schema of the answer in place of the instructions."""
+    """Replace the instructions of a request by the schema of its answer."""
     if not request.get("response_format"):
         return request
     schema = {"role": "system", "content": json.dumps(request["response_format"])}

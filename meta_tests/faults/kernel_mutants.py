@@ -249,8 +249,8 @@ def swiglu(
     gate: Callable[..., Tensor] = above, up: Callable[..., Tensor] = both,
     inner: Callable[..., Tensor] = as_it_is, beta: float = 1.0,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """The SwiGLU activation with other limits: of the gate, of the up projection, and of the gate
-    in the sigmoid."""
+    """Return a SwiGLU with other limits of the gate, the up projection, and the gate in the
+    sigmoid."""
 
     def activation(_self: Any, t: Tensor, alpha: float, limit: float) -> Tensor:
         gated = gate(t[:, 0::2], limit)

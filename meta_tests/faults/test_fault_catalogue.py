@@ -92,7 +92,9 @@ def test_two_faults_at_once_are_detected_by_their_own_tests(real_vllm, tmp_path)
 
 @pytest.mark.slow("four whole runs; test_against.py has the rules, without an engine")
 def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
-    """Runs are compared with a trusted run.
+    """A failure that the trusted run also has does not make a run fail; another failure does.
+
+    The runs have the same deviation, another one, and one of severity `courtesy`.
 
     They have the same deviation, another one, and one of severity `courtesy`."""
     tests = ("test_usage_equals_the_ids", "test_request[prompt-is-a-number]")
@@ -213,7 +215,7 @@ def test_an_import_from_another_environments_packages_is_caught(run_pytest, tmp_
 
 
 def test_an_import_from_the_wrong_place_is_caught(run_pytest, tmp_path, canary_bf16):
-    """The profile expects a checkout that exists, but vLLM is imported from elsewhere."""
+    """A run detects that vLLM is not imported from the checkout that its profile expects."""
     (tmp_path / "checkout" / "vllm").mkdir(parents=True)
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     checkouts = f'[engine.checkouts]\nvllm = "{tmp_path}/checkout"\n\n[engine.needs]'
@@ -244,7 +246,9 @@ def test_the_published_table_of_models_is_of_these_faults():
 
 
 def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
-    """The engine core is killed, and its API server ends some seconds later.
+    """If the engine core is killed, the suite finds the server dead, and no process is left behind.
+
+    The API server ends some seconds after its core. This test runs last.
 
     This test runs last.
     """

@@ -77,8 +77,10 @@ def test_a_wrong_kernel_that_rounds_each_expert_is_noticed(broken):
 
 
 def test_the_largest_of_many_errors_is_held_against_rounding(monkeypatch):
-    """A correct Marlin had an error of 0.0328 at 2,048 tokens; the limit for a hundred tokens is
-    0.032."""
+    """The tolerance of the largest error grows with the number of tokens.
+
+    A correct Marlin kernel had an error of 0.0328 at 2,048 tokens; the limit for a hundred tokens
+    is 0.032."""
     problem = problems.build(next(c for c in cases.GROUPS["moe_token_counts"] if c.tokens == 129))
     honest = moe.fused_moe(*problem.arguments, **problem.keywords, roundings=moe.EACH_EXPERT)
     largest = comparison.measure(honest.bfloat16(), problem.reference, 1e-3).max
@@ -159,8 +161,10 @@ def test_experts_without_a_share_may_be_any():
 
 @pytest.mark.parametrize("change", [("flip", 0), ("reshape", -1), ("view", torch.int32)], ids=str)
 def test_a_fault_in_the_second_run_only_is_noticed(change):
-    """The second run has other values, and the poisoned memory has the same bytes in another shape
-    or dtype."""
+    """A fault that appears only in the second run of a kernel is detected.
+
+    The second run has other values, and the poisoned memory has the same bytes in another shape or
+    dtype."""
 
     class Second(TorchProvider):
         calls = itertools.count()

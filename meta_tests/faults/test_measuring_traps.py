@@ -154,8 +154,7 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
 
 @pytest.mark.slow("six streams at two places")
 def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
-    """If six streams run on a server that runs two at a time, their rate is valid, but has another
-    name."""
+    """If six streams run on a server that runs two at a time, the valid rate has another name."""
     server = timed_server("--rate", "100", "--slots", "2")
     cell = measure(server.base_url, tmp_path, rounds=4, streams=6, slots=2)
     decode = StreamsRate().of(cell)
@@ -170,7 +169,10 @@ def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_serve
 
 
 def test_a_dip_between_captured_sizes_is_a_remark_and_a_slope_is_not():
-    """Steps take 20 ms plus 1 ms per stream.
+    """A rate that dips between two captured batch sizes is a remark, and a steady decrease is not.
+
+    Steps take 20 ms plus 1 ms per stream. If batches are padded, five streams take as long as
+    eight.
 
     If batches are padded, five streams take as long as eight."""
 
@@ -244,7 +246,9 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
 
 
 def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path, monkeypatch):
-    """The short answers wait for other work, which then ends.
+    """If other work delayed only the first short answers, the measurement becomes valid again.
+
+    The other work ends before the next rounds. A start of --ab can be measured again, too.
 
     A start of --ab can be measured again."""
     server = timed_server("--rate", "200", "--one-slow-in", "1", "--slow-extra-ms", "60")
@@ -270,7 +274,9 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
 
 
 def test_a_bunch_longer_than_a_short_answer_needs_longer_short_answers(timed_server, tmp_path):
-    """The first 12 tokens arrive together.
+    """If more tokens arrive together than a short answer has, the suite requests longer answers.
+
+    The first 12 tokens arrive together, and a short answer has only 8 tokens.
 
     A short answer has only 8 tokens, so longer short answers are requested."""
     options = ("--late-ms", "60", "--echo", "never", "--trap", "no-metrics")

@@ -21,7 +21,9 @@ SAMPLE = dataclasses.replace(
 
 @pytest.mark.timeout(600)
 def test_the_second_run_of_an_unchanged_server_is_green(tmp_path):
-    """The three commands of docs/another-model.md, with one start of the real vLLM."""
+    """With the three commands of docs/another-model.md, a second run on an unchanged server passes.
+
+    The real vLLM is started once."""
     model = OtherModel("qwen3", SAMPLE, tmp_path)
     with model.serving() as server:
         model.init_profile(server)

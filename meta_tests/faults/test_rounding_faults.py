@@ -74,8 +74,9 @@ def judged(checkpoints, tmp_path_factory):
 def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     checkpoints, monkeypatch, cached, tmp_path
 ):
-    """With the oracle, a server that truncates passes, as vLLM on a CPU does, and a server without
-    FP8 fails."""
+    """In a cell that is compared with the oracle, a server that truncates passes, as vLLM on a CPU.
+
+    A server without FP8 fails."""
     server = Server(Endpoint("http://127.0.0.1:1", "", "m"), True, "vllm", None, None, None, None)
     row = {"formats": "kv=fp8", "cached": cached}
     answers = rounding_faults.answers(row, checkpoints[0], tmp_path / "twin", "exact")
@@ -105,7 +106,7 @@ def test_an_honest_server_is_green(judged, name, dtype):
 
 @pytest.mark.parametrize("name", _slow(FAULTS, ["window layers alone in FP8"]))
 def test_another_rounding_than_promised_is_noticed(judged, name):
-    """A test fails and names the format.
+    """If a server rounds in another format than it reports, a test fails and names the format.
 
     The first part that it names is the one whose rounding differs.
 

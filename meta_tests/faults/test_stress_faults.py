@@ -20,7 +20,7 @@ def test_the_fault_is_noticed_classified_and_cleaned_up(name, warm_pytest):
 
 
 def test_the_lock_of_the_machine_is_not_left_over(tmp_path):
-    """The machine's lock file stays for the next run, and must not count as left behind."""
+    """The machine's lock file, which stays for the next run, does not count as left behind."""
     machine_lock.lock_machine(tmp_path).close()
     assert stress_faults._remains(segments(), tmp_path, "") == []
     (tmp_path / "tmpabc").touch()

@@ -46,7 +46,7 @@ class Refused(Exception):
 
 
 class Release:
-    """How a release reacts to a command line."""
+    """The reaction of a vLLM release to a command line: it accepts, changes or refuses it."""
 
     def __init__(self, version: str, arguments: list[str]) -> None:
         recorded = choices.at(choices.load(), version)
@@ -83,7 +83,7 @@ class Release:
 
 
 class Build:
-    """How the MXFP4 build reacts to a command line."""
+    """The reaction of the MXFP4 build to a command line."""
 
     def __init__(self, arguments: list[str], instead: dict[str, str]) -> None:
         from vllm.entrypoints.openai.cli_args import make_arg_parser

@@ -104,8 +104,9 @@ def _kernel_path(server: Server) -> KernelPath:
 
 @in_two_steps
 def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
-    """Return the comparison and the result of the hypothesis of one run, judged as the two tests of
-    the level do."""
+    """Judge one run of an A/B comparison as the two tests of the level do.
+
+    The outcome has the verdicts on the comparison and on the hypothesis."""
     folder = kit.tmp_path / f"compared-{next(_NUMBERS)}"
     folder.mkdir()
     file = new_file(profile="meta", box=BoxReport(state="QUALIFIED", reason=""))
@@ -148,7 +149,7 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
 
 @in_two_steps
 def _whole_run(kit: Kit, sides: Sequence[str], faults: str = "") -> Outcome:
-    """Run ``pytest --ab`` on two URLs, or on an engine whose side B uses a fallback or does not."""
+    """Run ``pytest --ab`` on two URLs, or on an engine whose side B may use a fallback."""
     profile_file = servers.matrix_profile(kit.tmp_path, text_file("lenient.toml"))
     status, run = kit.run_pytest(
         "-p", "meta_tests.fakes.matrix_engine", "--profile", str(profile_file),
@@ -193,7 +194,7 @@ def _second_door(port: int) -> Iterator[str]:
 
 @in_two_steps
 def _urls(kit: Kit, same: bool) -> Outcome:
-    """Return two URLs, either of one server behind two ports, or of two servers."""
+    """Compare two URLs: both of one server behind two ports, or of two servers."""
     first = kit.timed_server("--rate", "500", "--model", "canary").base_url
     if same:
         with _second_door(int(first.rpartition(":")[2])) as other:
@@ -204,7 +205,7 @@ def _urls(kit: Kit, same: bool) -> Outcome:
 
 @in_two_steps
 def _answers(kit: Kit, sensible: bool) -> Outcome:
-    """Return the verdict if A knows a fact and B answers noise, or the same as A."""
+    """Compare side A, which answers right, with a side B that answers noise or the same as A."""
     run = AbRun(
         stand_in(redact=str, profile=profile.load("cpu-tiny-gpt-oss")),
         ab.parse_sides(["", "--x"]), None, lambda _side: None,
@@ -224,8 +225,7 @@ class _Seen(SideWatch):
 
 @in_two_steps
 def _logs(kit: Kit, lines: str) -> Outcome:
-    """Return the verdict if a server writes to the log at a URL between the two readings of a
-    visit."""
+    """Compare two sides, while the log of side B gets these lines between its two readings."""
     log = kit.tmp_path / f"b-{len(lines)}.log"
     decided = []
     log.write_text(f"{_ILLEGAL}\n")  # a line from an earlier time

@@ -1,5 +1,6 @@
-"""Items 1 and 2, and a delay that depends on the prompt's length, as on a GPU: the measured time
-begins too late."""
+"""Items 1 and 2: the measured time begins too late, because the first tokens are delayed.
+
+As on a GPU, the delay may depend on the length of the prompt."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +38,7 @@ def measured(kit: Kit, options: tuple[str, ...], read: Read, **texts: bool) -> M
 
 @in_two_steps
 def judged(kit: Kit, *options: str, rate: float, tokens: int = 32, **texts: bool) -> Outcome:
-    """Decide on the rate over the first tokens with its gate."""
+    """Measure the decode rate over the first tokens, and decide on it with its gate."""
     served = ("--rate", str(rate), *options)
     rate_of_server = measured(kit, served, DecodeRate(tokens).settle, **texts)
     if rate_of_server.invalid:
@@ -49,7 +50,7 @@ def judged(kit: Kit, *options: str, rate: float, tokens: int = 32, **texts: bool
 
 @in_two_steps
 def waited(kit: Kit, *options: str) -> Outcome:
-    """Decide on the longest time to the first token with its gate."""
+    """Measure the longest time to the first token, and decide on it with its gate."""
 
     def read(cell: cells.MeasuredCell) -> Measurement:
         time = metrics.find("ttft", quantile=0.99).of(cell)
@@ -69,15 +70,18 @@ WITNESS = "1 What is compared with the stream says nothing"
 
 
 def _late(name: str, *options: str, item: str, expected: str, slow: bool = False) -> Case:
-    """A server whose rate is below the gate, and the same with a rate above the gate, which may be
-    late."""
+    """Return a case: a server whose rate is below the gate, and the same with a rate above the
+    gate.
+
+    The clean twin may also send its first tokens late."""
     fault = judged(*options, rate=BELOW)
     clean = judged(*options, rate=ABOVE)
     return Case(item, name, fault, clean, expected, slow)
 
 
 def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool = True) -> Case:
-    """A server whose stream cannot be timed, and the same server without the fault."""
+    """Return a case: a server whose stream cannot be timed, and the same server without the
+    fault."""
     fault = judged(*options, rate=BELOW, tokens=tokens)
     clean = judged(rate=ABOVE, tokens=tokens)
     return Case(FIRST, name, fault, clean, expected, slow)
@@ -85,7 +89,7 @@ def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool
 
 @in_two_steps
 def first_token(kit: Kit, *options: str) -> Outcome:
-    """Decide on the time to the first token with its gate."""
+    """Measure the time to the first token, and decide on it with its gate."""
     served = ("--rate", "200", "--prefill-rate", "500", *options)
     time = measured(kit, served, lambda cell: metrics.find("ttft", quantile=0.5).of(cell))
     if time.invalid:
@@ -95,7 +99,8 @@ def first_token(kit: Kit, *options: str) -> Outcome:
 
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:
-    """A server that would be fast enough if what it reports were complete."""
+    """Return a case: a server whose rate passes only if its incomplete reports count as
+    complete."""
     fault = judged(*options, rate=ABOVE, tokens=128)
     clean = judged(rate=ABOVE, tokens=128)
     return Case(WITNESS, name, fault, clean, expected, slow=True)

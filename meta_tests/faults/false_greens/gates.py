@@ -28,7 +28,7 @@ def _series(_kit: Kit, rates: Sequence[float], left_out: int = 0) -> Outcome:
 
 @in_two_steps
 def _served(kit: Kit, *server: str) -> Outcome:
-    """Return the decode rates of a server, and the counters in its metrics afterwards."""
+    """Measure the decode rates of a server, and afterwards read the counters in its metrics."""
     status, run = kit.run_pytest(
         *(_LEVEL, "--arch", "sm121", "--configuration", "mxfp4", "--depths", "0"),
         *("-k", "decode_rate or concurrent_rate"),

@@ -92,7 +92,7 @@ def a_copy(log: Path, copy: Path) -> None:
 
 @in_two_steps
 def with_a_start(log: Path, copy: Path, *, in_days: float = 0.0, **start: Any) -> None:
-    """Return the start of another server, followed by the lines of this server about its
+    """Write the start of another server's log, followed by this server's lines about its
     requests."""
     access = [line for line in log.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
     if in_days:
@@ -102,7 +102,7 @@ def with_a_start(log: Path, copy: Path, *, in_days: float = 0.0, **start: Any) -
 
 @in_two_steps
 def a_copy_that_goes_on(log: Path, copy: Path, line: str) -> None:
-    """Let another process append a line to a copy of the log repeatedly."""
+    """Append a line to a copy of the log repeatedly, as another process would."""
     a_copy(log, copy)
     with copy.open("a") as stream:
         stream.write(line + "\n")

@@ -27,7 +27,7 @@ _STEPS = ((20, 12.0), (90, 6.0), (110, 3.5), (150, 8.0))
 def _load(
     _kit: Kit, kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
 ) -> Outcome:
-    """Judge a minute of a load in which a server keeps a given amount of memory after n requests.
+    """Judge one minute of load on a server that keeps a given amount of memory after n requests.
 
     `device` is memory of a GB10's device that belongs to no process."""
     noise = random.Random(1)
@@ -51,7 +51,7 @@ def _load(
 def _idle(_kit: Kit, blocks_in_use: float, blocks: int) -> Outcome:
     """Judge a server that keeps some blocks of its KV cache in use after its load.
 
-    The argument is their number, or their share."""
+    `blocks_in_use` is their number, or their share."""
     size = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1' * bool(blocks)
     page = f"vllm:kv_cache_usage_perc {blocks_in_use / (blocks or 1)}\n{size}\n"
     with mock.patch.object(aftermath, "_IDLE_WITHIN_S", 0.0):

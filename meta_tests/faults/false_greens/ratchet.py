@@ -50,7 +50,7 @@ def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | No
 
 @in_two_steps
 def _changed(kit: Kit, change: Callable[[Any], None]) -> Outcome:
-    """Return a run like the named one that was changed after it was stored."""
+    """Compare a run with the named stored run, which was changed after it was stored."""
     return _runs(kit, [1.0, 1.0], change)
 
 

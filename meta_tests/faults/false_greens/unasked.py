@@ -31,7 +31,9 @@ BOUND = level_settings.AgreementBound(max_abs=0.1, mean_abs=0.1, fork=0.1, sourc
 
 
 def decided(ask: Callable[[], object]) -> Outcome:
-    """Return the verdict of a run on a check. A check that did not run cannot make a run fail."""
+    """Return the verdict that a run gives to a check.
+
+    A check that did not run cannot make a run fail."""
     try:
         ask()
     except unmet.Unmet as failure:
@@ -43,7 +45,7 @@ def decided(ask: Callable[[], object]) -> Outcome:
 
 @in_two_steps
 def cached(_kit: Kit, *hits: float | None) -> Outcome:
-    """A server whose log says that its prefix cache is on, and the counters of that cache."""
+    """Judge a server whose log reports a prefix cache, by the counters of this cache."""
     with scripted() as server:
         texts = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
         counts = iter(hits)
@@ -52,7 +54,7 @@ def cached(_kit: Kit, *hits: float | None) -> Outcome:
 
 @in_two_steps
 def again(_kit: Kit, cost: float = 0.0, change: Callable[[Json], None] | None = None) -> Outcome:
-    """A server that counts hits of its prefix cache.
+    """Judge a server that counts hits of its prefix cache.
 
     A hit costs the given share of the prefill, and changes the answer in the given way. Without a
     change, the time is judged, otherwise the answer."""
@@ -124,8 +126,7 @@ def counting(counts: Callable[[], Mapping[str, float]]) -> Iterator[str]:
 
 @in_two_steps
 def drafts(_kit: Kit, method: str, step: int) -> Outcome:
-    """A server that was started with a drafter, and counts the given number of drafts at each
-    reading."""
+    """Judge a server with a drafter that counts the given number of drafts at each reading."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
     looks = itertools.count(step, step)
     with counting(lambda: dict.fromkeys(names, next(looks))) as url:
@@ -135,8 +136,9 @@ def drafts(_kit: Kit, method: str, step: int) -> Outcome:
 
 @in_two_steps
 def accepted(_kit: Kit, *shares: float) -> Outcome:
-    """A server that accepts the given shares of its drafts: the first while one request runs, the
-    second while two run, and so on."""
+    """Judge a server by the shares of its drafts that it accepts.
+
+    The first share applies while one request runs, the second while two run, and so on."""
     drafted = Counter[str]()
 
     def answer(requests: Sequence[Request]) -> Sequence[Request]:
@@ -154,7 +156,7 @@ def accepted(_kit: Kit, *shares: float) -> Outcome:
 
 @in_two_steps
 def samples(_kit: Kit, cut: expected_samples.Cut | bool, share: float) -> Outcome:
-    """A server that omits the log-probabilities of some sampled answers.
+    """Judge a server that omits the log-probabilities of some sampled answers.
 
     `cut` is the number of the affected request, or False."""
     chance = random.Random(3)
