@@ -63,7 +63,7 @@ def array_of(number: int, strength: int) -> covering.Array:
 
 
 def counted(space: Space, cells: list[dict[str, str]], strength: int) -> tuple[int, int]:
-    """Return the allowed combinations and those that occur, both from the full product."""
+    """Return the numbers of allowed combinations and of those that occur in the cells."""
     every = [*itertools.combinations(space.axes, strength)]
     allowed, occurring = (
         {tuple((a, cell[a]) for a in names) for names in every for cell in some}
@@ -141,7 +141,7 @@ def test_options_of_a_build_apply_to_no_release():
 
 
 def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
-    """`options` are what its parser accepts. None is ``sm121 matrix`` without an engine."""
+    """`options` are what the build's parser accepts; None is a run without an engine."""
     unknown = "0.1.dev16581+g0a1b2c3"
     options = {"--attention-backend", "--kv-cache-dtype", "--enforce-eager", "--load-format"}
     older = Space(SM121, "vllm", unknown, options=options)
@@ -159,7 +159,7 @@ def with_axes(more: str) -> Space:
 
 
 def test_a_rule_about_an_axis_without_a_choice_counts():
-    """The axis stays at its baseline, and combinations with that value are excluded."""
+    """A rule about an axis with only one value excludes the combinations with this value."""
     space = with_axes(text_file("axis-without-a-choice.toml"))
     assert "only" not in space.axes and space.fixed["only"] == "here"
     assert not space.allowed((("dtype", "bfloat16"), ("seqs", "1")))
@@ -290,7 +290,7 @@ def test_a_value_that_the_log_does_not_show_is_a_fallback(value):
 
 
 def test_a_setting_has_evidence_of_its_own():
-    """On another engine, another log line proves the same value."""
+    """Another engine may prove the same value by another log line."""
     vllm, sglang = SPACES[2], SPACES[4]
     assert vllm.settings["prefix"]["off"].expected.path == {"prefix_caching": "False"}
     assert sglang.settings["prefix"]["off"].expected.must_see == (
@@ -350,7 +350,7 @@ def test_outcomes_of_the_performance_sample(tmp_path, measure, dies):
 
 
 def attached_run(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:
-    """A run with an attached server. It cannot start others, and nothing watches the server."""
+    """Return a run with an attached server, which can start no server and watches none."""
     run = stand_in(
         aborted=None, pool=None, life=None, file=SimpleNamespace(fingerprint=None),
         by_name={}, directory=directory, profile=settings, attached=server,
@@ -392,7 +392,7 @@ def attached_level(directory, settings, serve_cell, *arguments, baseline=None, l
 
 
 def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_cell):
-    """One URL is the baseline, and another one a cell, if its log shows the cell's values."""
+    """An attached server is the baseline, or a cell if its log shows the values of this cell."""
     settings, half = profile.load(str(matrix_profile)), ("--window", "half")
     first = attached_level(tmp_path / "first", settings, serve_cell)
     record = first.examine(first.plan.cells[0])

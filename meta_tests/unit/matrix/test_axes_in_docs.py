@@ -22,7 +22,9 @@ def test_two_pages_have_an_example():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_each_example_is_an_axes_file(name, tmp_path):
-    """Rewrapping the lines of docs/matrix.md once made its example unreadable."""
+    """Each example of an axes file in the docs can be read.
+
+    Rewrapping the lines of docs/matrix.md once made its example unreadable."""
     file = tmp_path / "axes.toml"
     file.write_text(EXAMPLES[name], "utf-8")
     assert axes.load(str(file)).axes

@@ -31,7 +31,7 @@ def record(space: Space, cell: dict[str, str], outcome: CellOutcome, isolating=F
 
 
 def ended(outcome: CellOutcome, isolating: bool = False, **values: str) -> CellRecord:
-    """Return a cell of `SPACE` that differs from the baseline in these values."""
+    """Return the record of a cell of `SPACE` that differs from the baseline in these values."""
     return record(SPACE, {**SPACE.baseline, **values}, outcome, isolating)
 
 
@@ -64,7 +64,7 @@ class Engine:
 
 
 def unisolated(records: list[CellRecord]) -> list[isolation.FailingSet]:
-    """Return the message if no further cell can be run."""
+    """Return the message about failing sets if no further cell can be run."""
     return isolation.smallest(SPACE, records, lambda _cell: None)
 
 
@@ -154,7 +154,9 @@ def test_a_failure_that_does_not_recur_is_no_failing_set(outcome, says, changed)
 
 
 def test_a_second_start_that_fails_otherwise_may_be_the_last():
-    """A second start that fails differently may be the last one.
+    """If a second start fails differently, it may be the last start of the level.
+
+    It excludes every set of the first failure, and no time is left to test a set alone.
 
     It clears every set of the first failure, and no time is left to try a set alone."""
     one = again_as(SLOWER, None, graphs="compiled", seqs="1")

@@ -1,4 +1,4 @@
-"""The shards of a run together give the whole run."""
+"""The shards of a run together give the result of the whole run."""
 
 import json
 import math
@@ -193,8 +193,7 @@ class Examiner:
 
 
 def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None) -> MatrixLevel:
-    """A level whose baseline has been examined, with a cell that fails because of compiled
-    graphs."""
+    """Return a level whose baseline was examined, and whose cells with compiled graphs fail."""
     cpu = profile.load("cpu-tiny-gpt-oss")
     cpu = cpu.model_copy(update={"test_timeout_s": {"matrix": limit_s}})
     configuration = ServerConfiguration("n", "vllm", "python", "m", "canary")

@@ -172,7 +172,10 @@ def test_a_metric_is_judged_by_its_samples_or_by_the_scatter_of_the_runs(
     ],
 )
 def test_twice_as_bad_is_beyond_doubt_with_one_stored_run(name, before, now, verdict, stored):
-    """One slow request of several is a reason to run again, and no proof."""
+    """With one stored run, a metric that is twice as bad fails, but one slow request proves
+    nothing.
+
+    One slow request of several is only a reason to run again."""
     fields = {"quantile": 0.99} if name.endswith("p99") else {}
 
     def of(samples):

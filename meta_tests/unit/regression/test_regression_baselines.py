@@ -126,7 +126,9 @@ def test_storage_and_files_that_are_none_are_refused(tmp_path):
     ],
 )
 def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders):
-    """The last runs of each history have 150 tok/s, and those of its first half 100.
+    """Stored runs are ordered by their dates, although each Python version has its own folder.
+
+    The last runs of each history have 150 tok/s, and those of its first half 100.
 
     The Python version does not change their order."""
     dates = itertools.count()
@@ -148,7 +150,9 @@ def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders)
 
 
 def test_a_change_shows_bytes_per_token_and_share_of_the_bound():
-    """Half the rate with twice the bytes per token is another format, and no slower kernel.
+    """A change of a rate shows the bytes per token and the share of the upper bound.
+
+    Half the rate with twice the bytes per token means another format, and no slower kernel.
 
     A change shows both numbers."""
     now = metric("tg32@d0", [33.0] * 8, roofline=0.727, bytes_per_token=5.17e9)

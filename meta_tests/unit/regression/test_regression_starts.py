@@ -29,7 +29,9 @@ def _start(generator: np.random.Generator, rate: float) -> StoredMetric:
     "stored", [1, *(pytest.param(n, marks=pytest.mark.slow("seconds each")) for n in (3, 8, 20))]
 )
 def test_a_slow_start_blames_no_build_and_hides_none(stored):
-    """One run cannot distinguish a slow start from a slow build.
+    """A slow start neither makes a build fail nor hides a slow build.
+
+    One run cannot distinguish a slow start from a slow build. A build that is 15 % slower fails.
 
     A build that is 15 % slower fails.
     """
@@ -71,7 +73,7 @@ def _of_set(kernels: str, seed: int) -> StoredMetric:
     ],
 )
 def test_starts_that_differ_by_8_percent_are_no_regression_and_no_improvement(stored, now):
-    """If starts differ by 8 %, the message says so with any verdict."""
+    """If starts of one build differ by 8 %, the message says so with any verdict."""
     for seed in range(0, 400, 10):
         history = [_of_set(kernels, seed + n) for n, kernels in enumerate(stored)]
         change = changed(_of_set(now, seed + 9), *history)

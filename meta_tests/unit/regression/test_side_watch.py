@@ -1,5 +1,5 @@
-"""A/B records two things about a side's server at its first visit: its process, and its known
-answers."""
+"""An A/B comparison records the process and the known answers of a side's server at its first
+use."""
 
 from types import SimpleNamespace
 

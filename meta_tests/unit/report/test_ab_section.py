@@ -37,7 +37,7 @@ def test_the_axis_holds_data_and_limits_and_an_arrow_what_is_far_out():
 
 
 def section_of(folder) -> str:
-    """Return the A/B comparison in the page of a report."""
+    """Return the part of a report's page that shows the A/B comparison."""
     text = page.html(stored.read(folder))
     assert 'href="#ab"' in text
     return text[text.index('<section id="ab"') :].partition("</section>")[0]
@@ -63,8 +63,9 @@ SAID = "0.03 nats against 0.01, 0.02 more; 0.005 allowed"
 
 
 def test_an_older_ab_file_is_shown_with_its_text(tmp_path):
-    """Until 28 November 2026, the key of an A/B file was ``text``, and the text began with the
-    metric's name."""
+    """The page shows an A/B file of an older version, whose key was ``text``.
+
+    Until 28 November 2026, this text began with the metric's name."""
     folder = ab_runs.ab(tmp_path / "ab")
     file = folder / FILE
     record = json.loads(file.read_text())
@@ -97,7 +98,9 @@ def test_unproven_paths_are_named_beside_the_verdict(tmp_path):
 
 
 def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
-    """If a request of B has failed, its time is infinite, and null in the file.
+    """The page shows a comparison although a time of side B is infinite.
+
+    A failed request has an infinite time, which is null in the file.
 
     The comparison is still shown."""
     folder = ab_runs.ab(tmp_path / "ab")

@@ -46,7 +46,10 @@ def test_an_archive_has_the_whole_run_without_secrets(failed, tmp_path, capsys, 
 
 
 def test_an_archive_contains_the_run_from_any_folder(failed, tmp_path, monkeypatch):
-    """In the report directory, the archive does not contain itself.
+    """The archive of a run is the same, from whatever folder the command is started.
+
+    In the report directory, the archive does not contain itself. The run may also be given by its
+    verdict.json.
 
     If the run is given by its verdict.json, the archive is the same."""
     monkeypatch.chdir(failed)
@@ -102,8 +105,9 @@ def test_an_archive_is_of_the_newest_run_that_has_answers(tmp_path, capsys):
 
 
 def test_after_a_refused_certificate_the_run_before_is_bundled(tmp_path, capsys):
-    """After a refused certificate, the run before it is archived: its report was moved away, and
-    the certificate has none."""
+    """After a refused certificate, the command archives the run before it.
+
+    That run's report was moved away, and the certificate has no report."""
     report = tmp_path / "report"
     put(report / "earlier" / "1", "2026-11-28T10:00:00+00:00")
     assert bundled(report, tmp_path)["verdict"] == "FAIL"

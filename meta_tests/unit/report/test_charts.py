@@ -21,7 +21,7 @@ from sm121.stress.memory import MemoryFile
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A report directory of each kind."""
+    """Write a report directory of each kind; return the runs."""
     folder = tmp_path_factory.mktemp("runs")
     kinds = ("pass", "fail", "invalid", "inconclusive")
     return {kind: report_runs.write(kind, folder / kind) for kind in kinds}
@@ -172,7 +172,9 @@ def test_a_history_that_begins_at_zero_has_no_percentage():
 
 @pytest.mark.slow("two runs that store")
 def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_path):
-    """Of two runs, the second one is slower.
+    """The report of a run contains the history of its metrics.
+
+    The second of two runs is slower. Both are in its history, the second one last and only once.
 
     Both are in the history of the report, this one last, and only once."""
     attached = ("--arch", "sm121", *fault_server().options, "--served-model-name", "canary")

@@ -1,4 +1,4 @@
-"""The results of several runs and tools are shown together, each with its way of counting
+"""Results of several runs and tools are shown in one table, each with its way of counting
 tokens."""
 
 import copy
@@ -115,7 +115,9 @@ def test_csv_has_every_row_and_its_clock(files, tmp_path):
 
 
 def test_a_file_that_llama_benchy_wrote():
-    """The server of this file has 300 tok/s. In it, the prefix at a depth is a separate run."""
+    """A file that llama-benchy wrote is read, and its rate of 300 tok/s is shown.
+
+    In this file, the prefix at a depth is a separate run."""
     source = comparison.read_results(DATA / "llama-benchy-0.4.0.json")
     assert source.tool == "llama-benchy 0.4.0" and source.model == "gpt-oss-120b"
     for name, rate in (("tg32@d0", 300), ("tg32@d1024", 300), ("tg32_c2@d0", 600)):
@@ -131,7 +133,10 @@ def test_files_of_older_schema_versions_are_read(files):
 
 
 def test_compared_runs_show_failures_and_kernels(files, tmp_path, capsys):
-    """Failures are sorted by severity, and an excused failure does not count.
+    """A comparison shows the failures and the kernel paths of both runs.
+
+    Failures are sorted by severity, and an excused failure does not count. The other run's log
+    proves one value more.
 
     The other run's log proves one value more.
     """

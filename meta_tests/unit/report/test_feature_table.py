@@ -25,7 +25,9 @@ from sm121.cli import main
     ],
 )
 def test_the_feature_matrix_has_the_activations_that_the_path_shows(changes, row, tmp_path):
-    """A column was empty unless the matrix of the profile had its axis."""
+    """The feature matrix shows the activations that the kernel path contains.
+
+    Before, the column was empty unless the profile's matrix had an axis for them."""
     run = report_runs.write("pass", tmp_path / "run")
     verdict = json.loads((run / "verdict.json").read_text())
     verdict["engine"]["identity"] = "0.33.0"

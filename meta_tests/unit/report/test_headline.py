@@ -1,4 +1,4 @@
-"""The result of a run is one sentence, made from typed fields, and the same everywhere."""
+"""The result of a run is one sentence, made from typed fields, and the same in every output."""
 
 import pytest
 
@@ -250,7 +250,9 @@ def test_a_sentence_is_made_of_fields(tests, metrics, changes, fields, sentence)
 
 
 def test_the_reason_of_a_failed_run_is_never_that_it_has_not_finished():
-    """As in a run with -x, one test was decided, and others were not.
+    """If a failed run also has undecided tests, its reason is the failed test.
+
+    This happens in a run with -x.
 
     The reason is the failed test."""
     run = run_of(ended("test_one"), ended("test_two", Verdict.NOT_RUN), finished=False)

@@ -95,7 +95,9 @@ def test_the_action_after_a_crash_is_its_remedy_or_its_log(tmp_path):
 
 
 def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
-    """The log of another test's server is not read, and a log without a failure comes last."""
+    """After a crash, the next step of the report is to read the log of the crashed server.
+
+    The log of another test's server is not read, and a log without a failure comes last."""
     floor = CrashReport(kind="memory_floor", summary="1 GiB left", owner="the machine")
     tests = ended("test_moe", level="kernel"), ended("test_many", level="stress")
     run = run_of(*tests, crashes=[floor, CRASH])

@@ -145,7 +145,9 @@ def test_history_names_a_slow_decline_and_a_failed_check(base, tmp_path, capsys)
     ids=["8 % apart", "2 % apart", "of two builds"],
 )
 def test_history_names_starts_of_one_build_that_differ(base, tmp_path, capsys, slow, build, named):
-    """The starts are of one build. Every second one has the slow set of kernels."""
+    """The history reports that starts of one build differ by a constant factor.
+
+    Every second start has the slow set of kernels."""
     runs = [{"build": build or 1 + n % 2, "slow": (1.0, slow)[n % 2]} for n in range(8)]
     assert cli.main(["history", str(plant(base, tmp_path, {"a1": runs}))]) == 0
     lines = re.findall("starts of one build differ: .*", capsys.readouterr().out)
@@ -195,7 +197,9 @@ def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_slow_box_of_twenty_is_named_within_ten_runs(seed):
-    """No other machine is reported. Without a slow machine, none is reported in 1,000 runs."""
+    """If one of twenty machines is slow, the history names it within ten runs.
+
+    It names no other machine. Without a slow machine, it names none in 1,000 runs."""
     apart = simulated(seed, machines=20, runs=10, slow=0.05).apart
     assert [line.partition(", ")[0] for line in apart if "worse" in line] == ["GB10 0"], apart
     assert not [line for line in simulated(seed, machines=20, runs=50).apart if "worse" in line]
@@ -203,7 +207,7 @@ def test_a_slow_box_of_twenty_is_named_within_ten_runs(seed):
 
 @pytest.mark.slow("a thousand reports")
 def test_a_thousand_runs_take_ten_seconds(base, tmp_path):
-    """The history has 1,000 runs with 400 tests each, as in real runs."""
+    """The history of 1,000 runs with 400 tests each takes at most ten seconds."""
     run = base.model_copy(deep=True)
     run.tests = [
         test.model_copy(update={"id": f"{test.id}-{n}"})
@@ -225,8 +229,9 @@ def test_a_thousand_runs_take_ten_seconds(base, tmp_path):
 
 
 def test_results_of_others_are_rows(base, tmp_path, capsys):
-    """Rows are read from llama-benchy's JSON and CSV, and sparkrun's YAML (spark-arena/sparkrun
-    0041b8f)."""
+    """The history shows results of other tools as rows.
+
+    It reads llama-benchy's JSON and CSV, and sparkrun's YAML (spark-arena/sparkrun 0041b8f)."""
     plant(base, tmp_path, {"a1": healthy(1)})
     benchy = DATA / "llama-benchy-0.4.0.json"
     (tmp_path / "benchy.json").write_bytes(benchy.read_bytes())

@@ -92,8 +92,9 @@ def test_left_out_checks_are_listed_between_numbers_and_verdict(tmp_path):
 
 
 def test_the_row_of_a_metric_that_is_worse_than_before_says_so(tmp_path):
-    """If a metric passes its gate but is worse than before, FAIL after only `at least 52` would
-    contradict the number."""
+    """The table shows why a metric fails that passes its gate but is worse than before.
+
+    FAIL after only `at least 52` would contradict the number."""
     report = report_of("pass", tmp_path)
     report.run.changes = [
         ChangeReport(metric="tg32@d0", unit="tok/s", here=54.0, before=60.0, worse=0.1,
@@ -157,8 +158,9 @@ def test_the_table_is_markdown_where_that_is_asked(tmp_path):
 
 
 def test_the_table_has_the_columns_of_llama_benchy(tmp_path):
-    """As in the README of eugr/llama-benchy ae09cab, prefill comes before decode, and numbers are
-    mean ± deviation."""
+    """The table has the columns of llama-benchy: prefill before decode, and mean ± deviation.
+
+    The source is the README of eugr/llama-benchy ae09cab."""
     report = report_of("pass", tmp_path)
     report.details.samples["tg32@d0"] = Samples(unit="tok/s", samples=[54.0, 55.0, 53.0])
     report.details.samples["pp2048@d0"] = Samples(unit="tok/s", samples=[4096.0, 4096.0])
@@ -195,7 +197,9 @@ def test_a_number_without_a_gate_is_measured(metric, word, shade):
 
 
 def test_no_number_of_a_busy_machine_is_called_not_run(tmp_path):
-    """In the simulated machine's run on a busy machine, 22 of 31 rows had the label NOT_RUN."""
+    """A number that was measured on a busy machine does not have the label NOT_RUN.
+
+    Before, 22 of 31 rows had this label in a run on a simulated GB10."""
     report = report_of("pass", tmp_path)
     for metric in report.run.metrics.values():
         if not metric.gated:
@@ -214,7 +218,9 @@ def test_a_table_never_obeys_a_name(tmp_path):
 
 @pytest.mark.parametrize(("bound", "shown"), [(45.04, "45"), (2110.4, "2110"), (None, "")])
 def test_the_verdict_of_a_release_answers_both_questions(bound, shown, tmp_path):
-    """The run is one of vLLM 0.33 on a simulated GB10, without --configuration."""
+    """A failed gate of a release shows its limit and the gate of the configuration that it passes.
+
+    The run is one of vLLM 0.33 on a simulated GB10, without --configuration."""
     report = report_of("pass", tmp_path)
     run = report.run
     gate = run.metrics["tg32@d0"]
@@ -274,7 +280,8 @@ def test_deviations_of_a_release_stand_apart_from_remarks(tmp_path):
 
 
 def test_a_cell_of_the_matrix_is_written_with_the_word_cell(tmp_path):
-    """The text is ``cell 3: PASS``, because ``3 PASS`` would mean three cells."""
+    """A cell of the matrix is printed as ``cell 3: PASS``, because ``3 PASS`` would mean three
+    cells."""
     grid = (
         page.html(report_of("pass", tmp_path)).partition("Matrix grid")[2].partition("</table>")[0]
     )
@@ -282,8 +289,9 @@ def test_a_cell_of_the_matrix_is_written_with_the_word_cell(tmp_path):
 
 
 def test_the_sentence_of_a_certificate_does_not_deny_a_level_that_ran(tmp_path):
-    """A page had "not asked for: stress" above "stress PASS", because --soak had run a part of the
-    stress level."""
+    """The sentence about a certificate names no level as not requested if the level has run.
+
+    A page had "not asked for: stress" above "stress PASS", because --soak had run a part of it."""
     run = report_of("pass", tmp_path).run
     run.certificate_levels = ["smoke", "performance"]
     run.levels = {name: run.levels[name] for name in ("smoke", "performance", "stress")}

@@ -95,7 +95,7 @@ def test_a_number_at_either_end_of_an_axis_is_not_cut_off(opened):
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL}: `make conformance` writes it")
 def test_the_report_of_the_real_run(opened, reports, tmp_path):
-    """The present page shows the answers and logs of a real vLLM."""
+    """The present page shows the report of a real vLLM's run, with its answers and logs."""
     reports["real"] = tmp_path / "report.html"
     report = stored.read(REAL.parent)
     reports["real"].write_text(page.html(report), "utf-8")
@@ -131,8 +131,9 @@ def test_hostile_output_is_text(opened):
 
 
 def test_the_policy_stops_what_escaping_would_not(opened, reports, tmp_path, chromium):
-    """A script that got into the page could neither run nor send anything, because of the page's
-    content security policy."""
+    """The page's content security policy stops a script that is injected into the page.
+
+    The script can neither run nor send anything."""
     text = reports["pass"].read_text("utf-8")
     file = tmp_path / "report.html"
     bad = "<script>window.owned=1</script><img src='http://127.0.0.1:9/x' onerror='owned=2'>"

@@ -1,4 +1,4 @@
-"""The files of a run are readable for people and CI, whatever is missing or hostile in them."""
+"""People and CI can read the files of a run, even if parts are missing or hostile."""
 
 import html
 import json
@@ -122,7 +122,9 @@ def test_a_page_has_at_most_2_mb_with_any_content(runs, part):
 
 
 def test_numbers_that_are_none_are_not_known(runs, tmp_path):
-    """Python writes NaN and infinite numbers, which no other reader of JSON accepts.
+    """Numbers that are NaN or infinite count as unknown.
+
+    Python writes them into JSON, but no other reader of JSON accepts them.
 
     They count as unknown."""
     raw = json.loads((runs["fail"] / "verdict.json").read_text())
@@ -202,8 +204,9 @@ def _copied_shard(directory, source, index, **changes):
 
 
 def test_merged_shards_have_everything_that_a_run_has(runs, tmp_path, capsys):
-    """The crash, the failures and the memory are in the second shard, which a later version
-    wrote."""
+    """A merged run contains the crash, the failures and the memory of the second shard.
+
+    A later version of the suite wrote this shard."""
     one = _copied_shard(tmp_path / "one", runs["pass"], 1, memory=None, starts=[])
     memory = {"file": "memory.json", "device_memory": "x", "samples": 180}
     two = _copied_shard(
@@ -259,7 +262,9 @@ def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs, kind):
 
 @pytest.mark.parametrize("verdict", [Verdict.NOT_RUN, Verdict.INVALID])
 def test_junit_is_not_green_when_the_run_is_not(runs, verdict):
-    """A certificate was refused although every test passed.
+    """The file junit.xml has a failure if the run does not pass, although every test passed.
+
+    A certificate was refused, and readers of junit.xml see only test cases.
 
     Readers of junit.xml see only test cases."""
     report = stored.read(runs["pass"])
@@ -344,7 +349,8 @@ def test_tests_that_say_the_same_stand_together_with_what_their_own_server_shows
 
 @pytest.mark.slow("a run of the matrix")
 def test_a_failure_notes_the_logs_of_its_server(run_matrix):
-    """One cell uses a fallback. Only its own log is the evidence."""
+    """The failure of a matrix cell names the log of the cell's own server, which uses a
+    fallback."""
     status, run, _ = run_matrix("--matrix", "1", faults="fallback:triton")
     assert status == 1 and len(run.verdict["starts"]) > 2
     cells = [each.logs for each in details.read_details(run.report).failures if each.logs]

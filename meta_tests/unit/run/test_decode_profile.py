@@ -1,4 +1,4 @@
-"""How the server under test is profiled: its start, and the result."""
+"""The server under test is started for a profile of its kernels, and the result is stored."""
 
 import dataclasses
 import json
@@ -128,7 +128,11 @@ def test_profile_is_in_the_report(taken_profile, tmp_path):
 
 
 def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
-    """No other configuration's path has these values.
+    """The kernel path contains the values that the profiled kernels of the same configuration
+    prove.
+
+    No other configuration's path has these values. The calls of all kernels of known parts are
+    included.
 
     The calls of all kernels of known parts are included."""
     marlin = "void marlin::Marlin<(long)1>()"

@@ -70,7 +70,9 @@ def test_run_folds_to_the_same_bytes(kind, tmp_path):
 
 @pytest.mark.parametrize("stored", STORED, ids=lambda path: path.name)
 def test_stored_run_folds_to_the_same_content(stored, tmp_path):
-    """Fields of later versions are added, and the version is the present one."""
+    """A verdict.json computed from a run's events is equal to the stored one.
+
+    Only the fields of later versions are added, and the version is the present one."""
     file = verdict_file.read(stored)
     file.schema_version = verdict_file.SCHEMA_VERSION
     assert folded(file, tmp_path) == json_text(file) + "\n"

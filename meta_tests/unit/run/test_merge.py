@@ -129,7 +129,8 @@ def test_shards_decide_what_the_whole_planned_and_one_that_is_missing_is_not_gre
 
 
 def test_speed_and_accuracy_of_two_shards_are_compared_together():
-    """One shard measured the rate, the other one the cost of the rounding."""
+    """The merged run compares the rate of one shard and the rounding cost of the other one
+    together."""
 
     def measured(index: int, name: str, unit: str, before: float, now: float) -> VerdictFile:
         def metric(value: float) -> MetricReport:
@@ -153,7 +154,10 @@ def test_speed_and_accuracy_of_two_shards_are_compared_together():
 
 
 def test_shards_are_held_against_one_trusted_run_of_shards():
-    """A shard leaves levels to the others. A level that no shard has selected was not selected."""
+    """Merged shards are compared with a trusted run that also had shards.
+
+    A shard leaves levels to the other shards. A level that no shard has selected was not selected.
+    """
     trusted = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
     first = trusted.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
     second = trusted.model_copy(update={"known": ["two"], "not_asked": ["matrix", "kernel"]})
@@ -209,8 +213,9 @@ def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s(
 
 
 def test_in_what_two_runs_differ():
-    """A part that sent no request to a server does not know its version, and this is no
-    difference."""
+    """Two parts of a run do not differ if one of them does not know the version of the server.
+
+    A part that sent no request to the server does not know it."""
     one = part()
     other = part()
     assert merge.differences(one, other) == []
@@ -295,7 +300,9 @@ def test_every_field_of_the_fingerprint_distinguishes_two_runs(changed, named, t
 def test_shards_of_another_source_or_of_other_computing_packages_are_refused(
     before, now, named, tmp_path
 ):
-    """Before, a resumed run was compared by its sources and packages, but shards were not."""
+    """Shards whose sources or computing packages differ are not merged.
+
+    Before, only a resumed run was compared by its sources and packages."""
     folders = []
     for index, found in enumerate((before, now), 1):
         asked = ASKED.model_copy(update={"sources": computing(**found)})
@@ -328,7 +335,7 @@ def test_a_run_without_a_fingerprint_differs_from_one_with_it():
 
 
 def test_shards_of_two_days_are_no_run(tmp_path):
-    """Any two of these shards are too far apart to be one run."""
+    """Shards are not merged into one run if any two of them were started too far apart."""
     one = part(1, started="2026-11-20T10:00:00+00:00")
     two = part(2)
     for started, differs in (("20T10", []), ("20T20", []), ("22T10", ["day"])):

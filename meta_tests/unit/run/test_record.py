@@ -1,4 +1,5 @@
-"""The record of a run has a verdict for each kind of end at once, and no run passes by luck."""
+"""The record of a run has the right verdict after every kind of end, and no run passes by
+accident."""
 
 import json
 import os
@@ -104,7 +105,9 @@ def test_after_sigkill_the_files_hold_what_was_decided(attached):
 
 
 def test_no_other_level_runs_after_a_failed_smoke_level(attached):
-    """Smoke runs first in any order of the files. If it fails, no other level runs."""
+    """After a failed smoke level, no test of another level runs.
+
+    The smoke level runs first, in any order of the files."""
     status, file, run = attached("meta_tests/whole/scenarios/smoke_fails.py")
     levels = {test["level"]: test for test in file["tests"]}
     assert status == 1 and levels["smoke"]["verdict"] == "FAIL", run.output
@@ -254,7 +257,9 @@ CAPITALS["empty"] = replace(CAPITALS["France"], required="an answer")
     ],
 )
 def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated):
-    """`more` are the waivers of the test, one per line; `facts` names some of `CAPITALS`."""
+    """A waiver of one case of a test excuses no other case.
+
+    `more` are the waivers of the test, one per line; `facts` names some of `CAPITALS`."""
     facts = [CAPITALS[name] for name in facts]
     loaded = [w for each in more for w in waivers.load(waiver_file(tmp_path, "t.py::t", more=each))]
     session = SimpleNamespace(settings=Settings(judging=GivenJudging(waivers=loaded)))
@@ -294,7 +299,8 @@ def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
 
 
 def test_levels_were_asked_for_and_there_is_none(run_pytest, tmp_path):
-    """The verdict of the earlier run must not be taken for this one's."""
+    """If no test of a requested level exists, the run does not keep the verdict of an earlier
+    run."""
     report = tmp_path / "report"
     report.mkdir()
     (report / "verdict.json").write_text('{"certified": true}')
@@ -336,7 +342,9 @@ def test_tests_that_need_an_option_are_left_out(attached):
 
 @pytest.mark.parametrize("level", ["smoke", "stress"])
 def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp_path):
-    """After the stress level a server held 6.77 GiB, without it 4.82."""
+    """A peak of memory is not compared with a trusted run that had other levels.
+
+    After the stress level a server held 6.77 GiB, without it 4.82 GiB."""
     trusted = trusted_runs.load(
         str(stored(a_run(("a", "PASS", "", "smoke")), tmp_path / "run")), tmp_path
     )

@@ -1,4 +1,4 @@
-"""The reasons why a stored run of pytest-benchmark is no baseline."""
+"""Stored runs of pytest-benchmark that cannot be a baseline have a reason."""
 
 import pytest
 

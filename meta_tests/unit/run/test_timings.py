@@ -237,7 +237,9 @@ def test_a_run_within_its_forecast_is_not_called_slower():
 
 
 def test_a_start_that_takes_much_longer_has_a_lower_bound_and_then_a_range():
-    """Recorded on a busy machine: 0:33 to 3:01 left, 0:35 to 3:15, ... 0:48 to 4:25, a tenth more
+    """A start that takes much longer than forecast shows a lower bound, and then a range.
+
+    Before, a busy machine showed 0:33 to 3:01 left, 0:35 to 3:15, ... 0:48 to 4:25, a tenth more
     each time, while the start alone took 2 minutes instead of 20 s."""
     starts: list[StartReport] = []
     remaining = Remaining(ranged(4), starts)
@@ -306,8 +308,9 @@ def replayed(
 
 
 def rises(seen: list[Left]) -> float:
-    """Return the largest factor by which a shown number rose between two readings. The upper end of
-    a lower bound is not shown."""
+    """Return the largest factor by which a shown remaining time rose between two readings.
+
+    A lower bound has no upper end, which is not compared."""
     factors = []
     for one, other in itertools.pairwise(seen):
         ends = [(one.time.low, other.time.low)]
@@ -328,7 +331,9 @@ def rises(seen: list[Left]) -> float:
     ],
 )
 def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_known):
-    """The checks have different lengths, and the forecast is the shipped range, an earlier run, or
+    """The remaining time of a recorded run rises by at most a tenth from one line to the next.
+
+    The checks have different lengths, and the forecast is the shipped range, an earlier run, or
     both."""
     recorded = {test["id"]: test["seconds"] for test in RECORDED["tests"] if test["seconds"]}
     levels = {test["id"]: test["level"] for test in RECORDED["tests"]}
@@ -348,7 +353,9 @@ def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_k
 @pytest.mark.parametrize("start_s", [0.0, 60.0, 130.0, 600.0], ids=lambda seconds: f"{seconds:g}s")
 @pytest.mark.parametrize("check_s", [2.0, 15.0, 80.0], ids=["short", "as-forecast", "long"])
 def test_the_remaining_time_never_jumps_up_by_more_than_a_tenth(every_s, start_s, check_s):
-    """This also holds if the run is slower than its forecast, and a lower bound is shown.
+    """The remaining time rises by at most a tenth, even in a run that is slower than its forecast.
+
+    Such a run shows a lower bound. Before: at least 0:31, and in the next line at least 0:36.
 
     Recorded: at least
     0:31, and at the next line at least 0:36."""
@@ -371,7 +378,9 @@ def kept(folder: Path) -> list[dict]:
 def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
     run_pytest, fault_server, tmp_path
 ):
-    """There are two report directories, as in CI, and one storage, which the next run reads."""
+    """A run stores the durations of its checks, and the next run uses them for its forecast.
+
+    As in CI, the runs have two report directories and one storage."""
     options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", *SLOWLY)
     status, first = run_pytest(*options)
     assert status == 0 and "(0 of 2 have durations from earlier runs here)" in first.output, (
@@ -392,7 +401,8 @@ def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
 
 
 def test_a_check_that_failed_is_no_forecast(run_pytest, fault_server, tmp_path):
-    """A failed check may have waited for its time limit, and the next forecast would be as long."""
+    """A failed check does not count in the forecast, because it may have waited for its time
+    limit."""
     options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", "--arch", "cpu")
     scenario = ("meta_tests/whole/scenarios/verdicts.py", "-k", "test_pass or test_fail")
     run_pytest(*options, "--served-model-name", "canary", *scenario)
@@ -411,7 +421,9 @@ def test_unreadable_durations_are_reported_and_ignored(run_pytest, fault_server,
 
 
 def test_durations_that_cannot_be_kept_are_a_remark(run_pytest, fault_server, tmp_path):
-    """The history of a machine may be read-only. Here, a folder is in place of the file."""
+    """If a run cannot store its durations, its report contains a remark.
+
+    The history of a machine may be read-only. Here, a folder is in place of the file."""
     (tmp_path / timings.NAME).mkdir()
     options = (*fault_server().options, f"--benchmark-storage={tmp_path}", *SLOWLY)
     status, run = run_pytest(*options)
@@ -436,7 +448,7 @@ def test_an_interrupted_run_keeps_the_checks_that_ended(start_pytest, fault_serv
 
 
 def test_nothing_is_silent_where_there_is_no_terminal(run_pytest, fault_server, tmp_path):
-    """Without a terminal, lines appear while tests are collected and while the run ends."""
+    """Without a terminal, a run prints lines while tests are collected and while it ends."""
     (tmp_path / "slow_to_begin.py").write_text(
         "import time\n"
         "from sm121.plugin import progress\n"
