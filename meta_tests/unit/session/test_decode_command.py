@@ -13,6 +13,7 @@ from meta_tests.fakes.decode_traces import LAYER_US
 from meta_tests.folders import DATA, ROOT
 from meta_tests.unit.evidence.kernel_tables import TABLES_OF_GB10
 from sm121 import cli
+from sm121.core import architecture
 from sm121.core import profile as profiles
 from sm121.core.configuration import ServerConfiguration
 from sm121.evidence import decode_time, profiler
@@ -243,6 +244,7 @@ def test_the_backend_requested_at_a_start_is_judged(
 
     stream = StreamTime(1.02 * 36 * LAYER_US / 1e6)
     profile = read_profile(trace)
+    monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(decode_command, "open_session", opened)
     monkeypatch.setattr(decode_command, "_take", lambda *_: (profile, stream))
     status, out, err = profiled(target, "--profile", mine, *words)
@@ -365,6 +367,37 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
 def test_a_wrong_request_is_refused(profiled, words, message):
     status, _, err = profiled(*words, "--profile", "cpu-tiny-gpt-oss")
     assert status == STATUS_USAGE and message in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["default", "--profile", "cpu-tiny-gpt-oss-llama-cpp"],
+            "NOT_RUN: llama-cpp takes no --profiler-config",
+        ),
+        (
+            ["cutlass", "--profile", "sm121-gpt-oss-120b"],
+            "NOT_RUN: cutlass: expected a machine with sm121, this one is cpu. Run the command "
+            "there, or give a file of a profiler that was written there, with --configuration "
+            "cutlass",
+        ),
+        (
+            ["http://127.0.0.1:9", "--traces", "."],
+            "URL http://127.0.0.1:9: expected an OpenAI-compatible server",
+        ),
+        (["http://127.0.0.1:x"], "URL http://127.0.0.1:x: expected http://HOST:PORT"),
+    ],
+    ids=["engine without a profiler", "another machine", "no server", "no address"],
+)
+def test_a_message_names_only_options_of_the_command(words, message, profiled, monkeypatch):
+    """Messages named --base-url, --arch and --engine-binary, which this command does not have."""
+    monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("cpu", ""))
+    status, _, err = profiled(*words)
+    assert status == (STATUS_NOT_RUN if message.startswith("NOT_RUN") else STATUS_USAGE), err
+    assert message in err
+    for foreign in ("--base-url", "--arch ", "--engine-binary", "--model"):
+        assert foreign not in err, foreign
 
 
 @pytest.mark.slow("a start of vLLM; what follows from a trace is tested above")

@@ -25,7 +25,8 @@ def attach(
     served_name: str | None,
     default_name: str,
     log: Path | None,
-    naming: str = "--model",
+    naming: str | None = "--model",
+    option: str = "--base-url",
 ) -> Server:
     """Probe a running OpenAI-compatible server.
 
@@ -36,14 +37,15 @@ def attach(
             `default_name`, or else the only model that the server has, by its first name.
         default_name: The model that the suite takes if the server has several.
         log: The log of the server, if the user gave one.
-        naming: The option that names the model, for the error message.
+        naming: The option that names the model, for the error message; None if there is none.
+        option: The option or argument with the address, for the error message.
 
     Raises:
         UsageError: No server answers, the server has another API, or it serves another model.
     """
-    address = root_of(base_url, "--base-url")
+    address = root_of(base_url, option)
     endpoint = Endpoint(address, api_key or NO_KEY, served_name or default_name)
-    expected = f"--base-url {address}: expected an OpenAI-compatible server"
+    expected = f"{option} {address}: expected an OpenAI-compatible server"
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
         listed = models.listed(http, expected)
         version = json_of(http, "/version").get("version")  # only vLLM has this path
@@ -53,7 +55,7 @@ def attach(
         endpoint = replace(endpoint, served_name=names[0])
     if endpoint.served_name not in roots:
         serves = ", ".join(roots) or "nothing"
-        raise another_model(base_url, endpoint.served_name, serves, naming=naming)
+        raise another_model(base_url, endpoint.served_name, serves, naming=naming, option=option)
     root = roots[endpoint.served_name]
     return Server(
         endpoint=endpoint,
@@ -85,7 +87,12 @@ def _names_of_one_model(roots: Mapping[str, object]) -> list[str]:
 
 
 def another_model(
-    base_url: str, expected: str, serves: str, *, naming: str = "--model"
+    base_url: str,
+    expected: str,
+    serves: str,
+    *,
+    naming: str | None = "--model",
+    option: str = "--base-url",
 ) -> UsageError:
     """Return the error for a server that serves another model than the expected one.
 
@@ -93,12 +100,13 @@ def another_model(
         base_url: The address of the server.
         expected: The name of the expected model; empty: any name, but only one model.
         serves: The names of the served models.
-        naming: The option that names the model.
+        naming: The option that names the model; None if there is none.
+        option: The option or argument with the address.
     """
     model = repr(expected) if expected else "one model"
+    advice = f"; name one with {naming}" if naming is not None else ""
     return UsageError(
-        f"--base-url {base_url}: expected a server of {model}, got one of {serves}; "
-        f"name one with {naming}"
+        f"{option} {base_url}: expected a server of {model}, got one of {serves}{advice}"
     )
 
 

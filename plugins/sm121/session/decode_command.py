@@ -10,14 +10,14 @@ from typing import Any
 from sm121.client import models
 from sm121.core import architecture, builds, templates
 from sm121.core import profile as profiles
-from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun, Verdict
-from sm121.engines import attached, given_key, request_rules, requested
-from sm121.evidence import decode_time, kernel_names, kernel_profile, profile_files
+from sm121.engines import attached, given_key, registry, request_rules
+from sm121.engines.protocol import Profiling
+from sm121.evidence import decode_time, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime, Limits, StreamTime
 from sm121.evidence.kernel_path import KernelPath
@@ -30,7 +30,7 @@ from sm121.evidence.profiler import (
 )
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
-from sm121.session import given_engine
+from sm121.session import decode_backends, given_engine
 from sm121.session.decode_limits import limits_of
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_kernels import GivenKernels
@@ -248,7 +248,9 @@ def _of_another(
     chosen = chosen.judging(named, builds.identity(version))
     subject = Subject(name, prompt, limits_of(chosen, prompt))
     row = chosen.configurations[named]
-    required = chosen.path_of(named).moe or _named_backends(chosen, row.arguments, row.environment)
+    required = chosen.path_of(named).moe or decode_backends.named(
+        chosen, row.arguments, row.environment
+    )
     _set_backends(subject, request.backends or required, named)
     _add_bound(subject, chosen, named, chosen.model.id)
     if subject.bound_ms is not None:
@@ -265,6 +267,8 @@ def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamT
         served_name=None,
         default_name="gpt-oss-120b",
         log=None,
+        naming=None,
+        option="URL",
     )
     if request.traces is None:
         raise NotRun(
@@ -312,6 +316,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         raise UsageError("--traces: expected the URL of a server with it, got a configuration")
     if request.configuration is not None:
         raise UsageError("--configuration: expected a URL or a file with it, got a configuration")
+    _require_startable(chosen, request.target)
     variables = dict(request.environment)
     if request.layout is not None:
         variables[_LAYOUT] = request.layout
@@ -339,10 +344,10 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
     subject = Subject(request.target, request.prompt, limits_of(judged, request.prompt))
     backends = (
         request.backends
-        or _named_backends(judged, request.arguments, dict(request.environment))
+        or decode_backends.named(judged, request.arguments, dict(request.environment))
         or judged.path_of(request.target).moe
-        or _named_backends(judged, configuration.arguments, dict(configuration.environment))
-        or _logged_backends(configuration, path)
+        or decode_backends.named(judged, configuration.arguments, dict(configuration.environment))
+        or decode_backends.logged(configuration, path)
     )
     _set_backends(subject, backends, request.target)
     subject.layout = path.kv_layout
@@ -355,29 +360,18 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
     return subject, profile, stream
 
 
-def _named_backends(
-    chosen: Profile, arguments: Sequence[str], environment: Mapping[str, str]
-) -> list[str]:
-    """Return the experts' backends that a start requests by name and whose kernels are known."""
-    found = requested.values_of_start(chosen.engine.name, "moe", arguments, environment)
-    return [value for value in found if _has_kernels(value)]
-
-
-def _logged_backends(configuration: ServerConfiguration, path: KernelPath) -> list[str]:
-    """Return the experts' backend in the log if it satisfies each request, and has known kernels.
-
-    If no argument requests a backend, the engine chooses one, and any backend satisfies that.
-    """
-    if path.moe is None or not _has_kernels(path.moe):
-        return []
-    patterns = requested.patterns(configuration).get("moe", [])
-    satisfied = all(pattern.fullmatch(path.moe) for pattern in patterns)
-    return [path.moe] if satisfied else []
-
-
-def _has_kernels(backend: str) -> bool:
-    """Return whether the suite knows kernels that only this backend runs."""
-    return any(entry.belongs_to(backend) for entry in kernel_names.load_names().name)
+def _require_startable(chosen: Profile, configuration: str) -> None:
+    """Raise NotRun if the engine has no profiler, or the profile is for another machine."""
+    if not isinstance(registry.engine(chosen.engine.name), Profiling):
+        raise NotRun(f"{chosen.engine.name} takes no --profiler-config: vLLM 0.13 or later does")
+    here = architecture.detect().name
+    if chosen.arch != here:
+        machine = here or "a GPU that the suite has no name for"
+        raise NotRun(
+            f"{configuration}: expected a machine with {chosen.arch}, this one is {machine}. Run "
+            "the command there, or give a file of a profiler that was written there, with "
+            f"--configuration {configuration}"
+        )
 
 
 def _set_backends(subject: Subject, backends: Sequence[str], configuration: str) -> None:
