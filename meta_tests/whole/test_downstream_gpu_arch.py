@@ -296,6 +296,17 @@ def test_a_marker_narrows_a_test_of_a_level(project, run, fault_server):
     }, done.stdout
 
 
+def test_with_a_server_a_marker_alone_means_this_machine(project, run, fault_server):
+    """``-m sm121`` requires a GB10 in this machine; only ``--arch`` describes the server's."""
+    (project / "pytest.ini").write_text(SUITE_IN_INI)
+    (project / "test_our_kernels.py").write_text(
+        "import pytest\n@pytest.mark.sm121\ndef test_gb10(): pass\n"
+    )
+    done = run("-m", "sm121", *fault_server().options, "--served-model-name", "canary")
+    assert done.returncode == 5, done.stdout
+    assert "NOT_RUN: sm121 was requested" in done.stdout, done.stdout
+
+
 def test_the_page_begins_with_the_project():
     text = (ROOT / "docs" / "pytest-gpu-arch.md").read_text("utf-8")
     mark = r"<!-- run: meta_tests/whole/test_downstream_gpu_arch.*?```python\n(.*?)```"

@@ -114,8 +114,8 @@ def _resolve(config: pytest.Config) -> Target:
     by_marker = _asked_by_marker(config)
     by_name = (arch,) if arch is not None else ()
     asked = by_name or by_marker
-    if known.is_remote and asked:
-        actual: str | None = asked[0]
+    if known.is_remote and by_name:
+        actual: str | None = by_name[0]
         where = f"the target is {actual}"
     else:
         machine = detection.detect()
