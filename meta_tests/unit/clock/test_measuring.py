@@ -15,6 +15,8 @@ from sm121.core.verdict import NotRun
     ("wrong", "message"),
     [
         pytest.param({"tokens": ()}, "tokens: expected 1 or more, got []", id="no tokens"),
+        pytest.param({"tokens": 32}, "tokens: expected a list of numbers, got 32", id="a number"),
+        pytest.param({"depths": 0}, "depths: expected a list of numbers, got 0", id="a depth"),
         pytest.param({"rounds": 0}, "rounds: expected 1 or more, got [0]", id="no rounds"),
         pytest.param({"rounds": 99999999}, "rounds: expected at most 1000, got", id="for ever"),
         pytest.param({"prompt_tokens": 0}, "prompt_tokens: expected 1 or more", id="no prompt"),

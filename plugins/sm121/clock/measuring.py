@@ -185,6 +185,9 @@ def measure(
 
 
 def _plan(prompt_tokens: int, tokens: Sequence[int], depths: Sequence[int], rounds: int) -> Plan:
+    for name, given in {"tokens": tokens, "depths": depths}.items():
+        if not isinstance(given, Sequence):
+            raise UsageError(f"{name}: expected a list of numbers, got {given!r}")
     lengths = {"prompt_tokens": (prompt_tokens,), "tokens": tokens, "rounds": (rounds,)}
     for name, values in lengths.items():
         if not values or min(values) < 1:
