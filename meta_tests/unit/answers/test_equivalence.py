@@ -154,7 +154,9 @@ def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
 
 
 def test_differences_of_unchosen_tokens_count():
-    """The chosen token's own log-probability hardly changes if the model is sure of it."""
+    """A difference in the log-probability of a token that was not chosen counts.
+
+    The chosen token's own log-probability hardly changes if the model is sure of it."""
     outcome = agreement.compare_runs([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
     assert outcome.max_abs == pytest.approx(math.log(2))
 
@@ -168,8 +170,10 @@ def test_after_two_right_continuations_the_rest_is_requested_again():
 
 
 def test_two_right_answers_in_turn_are_no_degradation():
-    """In trap 108 of model-serving-minefield, one prompt had two answers in turn, each compared
-    with the first answer.
+    """A prompt whose two right answers appear in turn does not count as degraded.
+
+    In trap 108 of model-serving-minefield, one prompt had two answers in turn, each compared with
+    the first answer. An answer that was never as likely is wrong, however rare it is.
 
     An answer that was never as likely is wrong, however rare it is."""
     series = {"A": ATTRACTOR, "B": OTHER, "C": [at(1), at(9, 0.46, t2=0.2), at(8)]}
@@ -330,7 +334,9 @@ def test_an_answer_that_may_end_early_has_finish_reason_stop():
     ],
 )
 def test_one_banned_token_may_be_likelier(likelier, bans, passes):
-    """llama.cpp bans the end token for `ignore_eos`, but still sends its log-probability."""
+    """One banned token may be likelier than the generated token.
+
+    llama.cpp bans the end token for `ignore_eos`, but still sends its log-probability."""
     first, second = likelier
     places = (at(97, 0.3, **{f"t{first}": 0.6}), at(98, 0.3, **{f"t{second}": 0.6}))
     answered = dataclasses.replace(WHOLE, positions=places)
@@ -403,7 +409,9 @@ def test_missing_token_ids_fail_vllm_and_are_not_run_for_other_engines():
     ],
 )
 def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error, reason):
-    """The context that the server reports decides.
+    """An answer may be shorter than requested only if the context is too short.
+
+    The context that the server reports decides.
 
     Within this context, an answer must have the requested length."""
 

@@ -95,8 +95,9 @@ def test_each_question_has_answers_to_try_it_with():
 
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "canary"])
 def test_expected_calls_fit_the_functions(name):
-    """Text arguments of the expected calls are patterns, so only keys, numbers and objects are
-    compared with the schemas."""
+    """The expected calls of the exam fit the schemas of its functions.
+
+    Text arguments are patterns, so only keys, numbers and objects are compared with the schemas."""
     tools = exam.load(name).section("tools")
     schemas = {f["function"]["name"]: f["function"]["parameters"] for f in tools.functions}
     calls = [call for q in tools.questions for turn in q.turns for call in turn.calls]
@@ -339,7 +340,8 @@ def test_a_short_context_is_not_run_with_what_is_missing(context, reason):
     ],
 )
 def test_every_shipped_profile_has_its_exam(name, expected, reads_documents):
-    """If a profile had no exam, its certificate would lack the test of the exam."""
+    """Every shipped profile has an exam; without one, its certificate would lack the exam's
+    test."""
     shipped = profile.load(name)
     assert exam.load(shipped.correctness.exam).name == expected
     assert ("long_document" in shipped.correctness.cannot) is not reads_documents

@@ -116,7 +116,9 @@ def test_a_request_has_no_more_choices_than_llama_server_has_slots(monkeypatch):
 
 
 def test_an_engine_without_token_ids_is_not_judged_by_them(monkeypatch):
-    """llama-server sends them only with log-probabilities."""
+    """An engine that sends no token ids is not judged by them.
+
+    llama-server sends ids only with log-probabilities."""
     server = Server(Endpoint("http://127.0.0.1:9", "key", "m"), False, "llama-cpp", *[None] * 4)
     can = capabilities.capabilities_of("llama-cpp", "b11434")
     speculating = Speculation(server, Asker(server), None, None, "", can)
@@ -128,15 +130,18 @@ def test_an_engine_without_token_ids_is_not_judged_by_them(monkeypatch):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equally_likely_tokens_are_counted_for_any_draw(monkeypatch, seed):
-    """In BF16, many tokens are equally likely, and vLLM lists the drawn one first."""
+    """Equally likely tokens are counted correctly, whichever of them is drawn.
+
+    In BF16, many tokens are equally likely, and vLLM lists the drawn one first."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     judge_drafts(lambda body: body, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equally_likely_tokens_are_no_false_alarm_of_the_temperature(monkeypatch, seed):
-    """An engine lists the drawn token first, so the order of the list must not decide on the
-    temperature."""
+    """Equally likely tokens do not make the test of the temperature fail.
+
+    An engine lists the drawn token first, so the order of the list must not decide."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     check(TEMPERATURE, lambda body: body, seed)
 

@@ -313,7 +313,9 @@ def canarys() -> OracleFile:
     ],
 )
 def test_a_pattern_share_far_from_0_and_1_is_another_fault(canarys, times, says):
-    """An injected fault of one expert's scale was once reported as a window of 129, with a share of
+    """A share of the pattern that is far from 0 and 1 is reported as another fault.
+
+    An injected fault of one expert's scale was once reported as a window of 129, with a share of
     -0.69."""
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
@@ -329,7 +331,9 @@ def test_a_pattern_share_far_from_0_and_1_is_another_fault(canarys, times, says)
 
 
 def test_a_pattern_share_within_the_rounding_is_this_fault(canarys, monkeypatch):
-    """Six standard deviations of 0.07 reach from 1 to 1.42, so such a share still is this fault."""
+    """A share that differs from 1 by no more than the rounding still is this fault.
+
+    Six standard deviations of 0.07 reach from 1 to 1.42."""
     monkeypatch.setattr(log_probabilities.Pattern, "noise", lambda _pattern: 0.07)
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}

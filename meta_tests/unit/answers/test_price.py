@@ -372,7 +372,9 @@ def test_each_allowed_rounding_has_a_gate(monkeypatch, formats, limits, is_red):
     ],
 )
 def test_a_server_with_too_few_log_probabilities_has_no_price(monkeypatch, status, body, error):
-    """A smaller --max-logprobs of the server is no fault. Any other refusal is a fault."""
+    """A server with a smaller --max-logprobs has no accuracy cost, which is no fault.
+
+    Any other refusal is a fault."""
     refuse = Mock(side_effect=Refused(status, body))
     for name in ("_rounding", "_oracle", "Asker"):
         monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)

@@ -166,8 +166,9 @@ ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
     ],
 )
 def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, text):
-    """All answers are right, but the data set is only a part of the published one, so there is no
-    score."""
+    """If the data set is only a part of the published one, there is no score.
+
+    All answers are right."""
 
     def run(_command, **_):
         folder = tmp_path / SCORE.task

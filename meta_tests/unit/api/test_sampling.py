@@ -117,7 +117,9 @@ def test_equal_answers_of_a_text_that_is_not_certain_are_wrong(likelihood):
 
 @pytest.mark.parametrize("sent", [None, 0.0, -9999.0], ids=["null", "after-sampling", "clamped"])
 def test_a_server_without_usable_log_probabilities_has_no_excuse(sent):
-    """Some engines report log-probabilities after sampling, which are 0 for each token.
+    """Log-probabilities that are 0 for each token do not excuse equal answers of a server.
+
+    Some engines report log-probabilities after sampling.
 
     Such a server is not excused."""
     api = Forms(0.5, ignores_temperature=True)

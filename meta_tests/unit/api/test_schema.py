@@ -166,8 +166,9 @@ def test_fields_required_later_are_not_required_of_older_engines() -> None:
 
 @pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ()])
 def test_reasoning_is_read_once_whatever_its_names(names):
-    """vLLM 0.14 sends the reasoning under two names, and the second one was taken for text after a
-    stop string."""
+    """Reasoning that an answer contains under two names is read only once.
+
+    vLLM 0.14 sends two names, and the second one was taken for text after a stop string."""
     names = names or ("reasoning", "reasoning_content")
     message = {"content": None, **dict.fromkeys(names, "Paris")}
     assert sampling.reasoning_and_content(message) == "Paris"

@@ -248,7 +248,9 @@ def options_with_a_value() -> list[object]:
 
 @pytest.mark.parametrize(("words", "action"), options_with_a_value())
 def test_an_empty_value_is_refused(words, action, capsys, tmp_path, monkeypatch):
-    """An empty value usually comes from an unset variable; as a path it is the current folder."""
+    """The command refuses an empty value of an option or argument.
+
+    An empty value usually comes from an unset variable; as a path it is the current folder."""
     monkeypatch.chdir(tmp_path)
     if action.default == "":
         cli.parser().parse_args(words)

@@ -272,7 +272,7 @@ def test_token_counts_of_an_answer(made, reason):
     ],
 )
 def test_counters(delta, prompt, reason):
-    """The counters are those of one answer after a prompt of 4 tokens, or of the given number."""
+    """A number is INVALID if the server's counters do not fit the one answer after this prompt."""
     findings = Findings()
     answered = dataclasses.replace(of_ids(8), prompt_tokens=prompt or 4, asked_prompt=prompt or 4)
     validity.check_counters(delta, [answered], "token_ids", findings)

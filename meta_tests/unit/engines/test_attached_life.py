@@ -14,7 +14,7 @@ from sm121.engines.ports import free_port
 
 @dataclass
 class Pages:
-    """An endpoint without a server. Its answers are given."""
+    """HTTP endpoints without a server, whose answers the test sets."""
 
     base_url: str
     models: httpx.Response
@@ -34,7 +34,9 @@ class Pages:
 
 @pytest.mark.parametrize("data", [5, True, "canary", {"id": "canary"}, [3, None]])
 def test_list_of_models_that_is_none_is_no_error_of_the_suite(data: Any):
-    """A server that did not name its model at first need not name it later."""
+    """A list of models that is invalid is no error of the suite.
+
+    A server that did not name its model at first need not name it later."""
     pages = Pages(f"http://127.0.0.1:{free_port()}", httpx.Response(503))
     server: Any = Server(pages, False, "openai-compatible", None, None, None, None)  # type: ignore[arg-type]
     life = AttachedLife(server)

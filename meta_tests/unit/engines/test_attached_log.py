@@ -113,7 +113,9 @@ def test_a_model_is_another_one_only_if_both_sides_name_it(
 def test_an_alias_of_llama_server_hides_the_model_only_in_the_list(
     monkeypatch, logged, is_of_another
 ):
-    """llama-server lists its alias; its page /props has the path that its log shows."""
+    """The alias of a llama-server hides only its name in the list of models.
+
+    The endpoint /props still contains the path of the model that the log shows."""
     pages = {
         "/v1/models": {"data": [{"id": "mine"}]},
         "/props": {"model_alias": "mine", "model_path": "/models/x.gguf"},

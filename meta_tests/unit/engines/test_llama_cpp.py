@@ -1,4 +1,4 @@
-"""The ways in which llama-server differs from other engines, for which the suite allows."""
+"""The suite accepts the known differences between llama-server and other engines."""
 
 import sys
 from types import SimpleNamespace

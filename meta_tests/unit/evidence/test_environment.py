@@ -87,8 +87,10 @@ def test_checkout_gives_commit_and_dirtiness(engine):
 
 
 def test_foreign_checkout_around_the_environment_is_not_the_engines(engine):
-    """A virtual environment inside another project's checkout must not get that project's
-    commit."""
+    """The commit of a checkout that contains the engine's environment is not taken for the
+    engine's.
+
+    The virtual environment is inside another project's checkout."""
     site = Path(engine["PYTHONPATH"])
     (site / ".gitignore").write_text("vllm/\n")
     for command in (("init",), ("add", ".gitignore"), ("commit", "-m", "x")):

@@ -246,7 +246,9 @@ def test_remedy_names_what_helped(lines: list[str], kind: str, helped: str) -> N
 
 
 def test_the_remedy_for_tvm_ffi_skew_avoids_force_reinstall() -> None:
-    """`--force-reinstall` also replaced cuda-bindings by a release that broke cuda-python."""
+    """The remedy for different versions of tvm-ffi does not contain `--force-reinstall`.
+
+    This option also replaced cuda-bindings by a release that broke cuda-python."""
     line = "  what():  TypeAttr `__ffi_repr__` is already registered for type index 130."
     remedy = classify_lines([line], 1).remedy or ""
     assert "nvidia-cutlass-dsl[cu13]" in remedy

@@ -61,8 +61,10 @@ def test_registry_that_cannot_be_read_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
-    """The log is of vLLM 0.32 on a CPU that ignored requests: an attention backend of a GPU, and a
-    fork's variable."""
+    """The suite finds the requests that a real engine ignored.
+
+    The log is of vLLM 0.32 on a CPU. It ignored an attention backend of a GPU and a fork's
+    variable."""
     path = kernel_path.read_log(DATA / "vllm-0.32-cpu-asked-otherwise.log")
     wants = configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin")
     wrong = different(compare(wants, path, {"VLLM_MXFP4_BACKEND": "marlin"}))

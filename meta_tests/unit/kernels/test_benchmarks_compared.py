@@ -70,7 +70,9 @@ def test_a_slower_moe_kernel_is_red_in_regression_and_against(moe, compared):
 def test_kernels_alone_are_compared_with_those_of_a_whole_run(
     moe, tmp_path, provider, shard, verdict
 ):
-    """The stored run also has a server with a kernel path, and a rate of that server."""
+    """A run of only the kernel level is compared with the kernel times of a whole stored run.
+
+    The stored run also has a server with a kernel path, and a rate of that server."""
     status, trusted = moe("steady", "--benchmark-autosave")
     assert status == 0, trusted.output
     (file,) = tmp_path.glob("storage/*/0001*.json")
@@ -107,7 +109,9 @@ KERNEL = StoredMetric("moe_decode_us", "µs", False, None, (1.0,) * 3, 1.0, case
 def test_kernels_alone_are_not_compared_with_a_run_without_them(
     tmp_path, monkeypatch, stored, comparable
 ):
-    """Otherwise nothing would be compared, and the run would pass."""
+    """A run of only the kernel level is not comparable with a stored run without kernel times.
+
+    Otherwise nothing would be compared, and the run would pass."""
     ledger = [SimpleNamespace(level="kernel", skipped=False)]
     run = SimpleNamespace(record=SimpleNamespace(ledger=ledger))
     history = MeasuredHistory(SimpleNamespace(run=run), "storage", tmp_path)

@@ -64,7 +64,9 @@ def test_an_operation_that_a_provider_lacks_is_not_run(run_pytest):
     ],
 )
 def test_a_provider_that_replaces_a_step_of_a_part_is_refused(base, step, part):
-    """No operation would call its method, so that its kernel would not be tested."""
+    """A provider that replaces a step of a part is refused.
+
+    No operation would call its method, so that its kernel would not be tested."""
     with pytest.raises(TypeError, match=rf"Ours\.{step}: .* set {part} of Ours to that class"):
         type("Ours", (base,), {step: lambda self: None})
     type("Ours", (base,), {"route": lambda self: None})

@@ -64,7 +64,7 @@ def stored(judged, history):
 
 
 def refused(status: int, run) -> str:
-    """Return the line of a refusal. Nothing was started, and nothing was judged."""
+    """Return the line with which a run was refused; nothing was started, and nothing was judged."""
     assert status == 4, run.output
     assert not (run.report / "verdict.json").exists(), run.output
     for word in ("Traceback", "INTERNALERROR"):

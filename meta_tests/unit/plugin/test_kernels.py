@@ -1,4 +1,7 @@
-"""What the kernel level compiles, and in which folder.
+"""The modules that the kernel level compiles, and the folder in which it compiles them.
+
+The tests use FlashInfer's own generators and ninja, and a compiler that records the type of the
+requested cache.
 
 The tests use FlashInfer's own generators and ninja, and a compiler that records the type of the
 requested cache."""

@@ -245,7 +245,9 @@ def drafting_server():
     ],
 )
 def test_a_broken_metrics_page_is_reported_and_read_again(fault, why, drafting_server, monkeypatch):
-    """For some time, /metrics is broken in each of these ways. The watching thread continues."""
+    """If /metrics is broken for some time, the suite reports this, and reads it again later.
+
+    The watching thread continues after each kind of fault."""
     handler, url = drafting_server
     # On a busy machine, a reading may take this long.
     monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)

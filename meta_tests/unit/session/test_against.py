@@ -1,4 +1,4 @@
-"""``--against RUN``: no worse than a trusted run, and each kind of loss is found."""
+"""``--against RUN`` passes a run that is no worse than the trusted run, and finds each loss."""
 
 import copy
 import shlex
@@ -38,7 +38,8 @@ def trusted(tmp_path) -> trusted_runs.Trusted:
 
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_an_honest_run_is_no_worse(trusted, seed):
-    """In ten runs without a loss, ids, times, texts and measurements differ. None is worse."""
+    """Ten runs without a loss are not called worse, although ids, times, texts and measurements
+    differ."""
     again = replace(REFUSED, evidence=f"chatcmpl-abcdef{seed:04}")
     nearly = replace(ORACLE, value=0.0912 + seed / 1000, required="no more than")
     tests = (TESTS[0], (*TESTS[1][:2], again), (*TESTS[2][:2], nearly))
@@ -163,7 +164,9 @@ def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, part):
     ("name", "is_worse"), [(UNRECOGNISED, False), ("sglang", True)], ids=["unrecognised", "another"]
 )
 def test_an_engine_that_a_worker_did_not_recognise_is_no_other_engine(trusted, name, is_worse):
-    """A worker whose tests use no server sends no request that shows the engine's name."""
+    """If a worker did not recognise the engine, the run does not count as one of another engine.
+
+    A worker whose tests use no server sends no request that shows the engine's name."""
     run = a_run(*TESTS)
     run.engine.name = name
     run, _ = held(run, trusted)
@@ -183,7 +186,9 @@ def test_unselected_tests_are_not_missing(trusted):
 
 
 def test_a_run_that_has_nothing_in_common_with_the_trusted_run_is_inconclusive(trusted):
-    """If nothing was compared, another shard may compare.
+    """A run that has nothing in common with the trusted run is INCONCLUSIVE.
+
+    Another shard may have something to compare. If no shard does, the merged run reports it.
 
     If no shard does, the merged run reports it."""
     tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
@@ -276,7 +281,8 @@ def test_a_rate_that_cannot_be_compared_does_not_pass(tmp_path, trusted):
     ],
 )
 def test_failures_are_compared_by_what_does_not_hold(change, same):
-    """The value's size, the unit, the kind and the observation are compared, but not the texts."""
+    """Two failures are the same if their value, unit, kind and observation are equal, not their
+    texts."""
     other = replace(ORACLE, **change)
     assert alike([ORACLE], [other]) is same
     assert alike([REFUSED, ORACLE], [REFUSED, other]) is same
@@ -308,7 +314,7 @@ def test_a_failure_that_the_profile_does_not_need_is_listed():
 
 
 def test_a_deviation_that_the_trusted_run_did_not_show_is_red(trusted):
-    """The deviation is known for this release, and so excused.
+    """A known deviation of the release makes a run fail if the trusted run did not have it.
 
     But the trusted build did not have it."""
     served = ["empty-messages: served"]
@@ -358,7 +364,9 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
 
 
 def test_unjudged_metrics_are_named(trusted):
-    """A percentile is nearly twice as long.
+    """A run with a metric that one run cannot decide passes, and the metric is named as not judged.
+
+    Here, a percentile is nearly twice as long.
 
     One run decides nothing, and the metric is not reported as good."""
     rate = trusted.newest.metrics["tg32@d0"]
@@ -375,8 +383,9 @@ def test_unjudged_metrics_are_named(trusted):
 
 
 def test_a_failure_that_counts_is_not_called_known(trusted):
-    """The texts are similar, but nothing excused the failure: it is a crash, or its waiver has
-    expired."""
+    """A crash, or a failure whose waiver has expired, does not count as known.
+
+    The texts are similar to those of a failure of the trusted run."""
     run = a_run(*TESTS)
     facts = compared(run, trusted, {**trusted.newest.metrics})
     assert not facts and run.verdict is Verdict.FAIL and not run.against.no_worse
@@ -391,7 +400,7 @@ def test_a_new_courtesy_is_listed(trusted):
 
 
 def test_copies_are_of_the_file(trusted):
-    """A comparison with a run does not change that run."""
+    """A comparison with a stored run does not change this run."""
     before = copy.deepcopy(trusted.newest.file)
     held(a_run(*TESTS), trusted)
     assert trusted.newest.file == before
@@ -414,7 +423,9 @@ def test_a_removed_test_is_missing_if_it_would_have_been_selected(fault_server, 
 
 
 def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, run_pytest):
-    """A status that the client turned into an error may be known.
+    """A failure because of a response status is known if the trusted run had the same status.
+
+    Any other error of the client says nothing about the server.
 
     Any other error says nothing about the server."""
     file = "meta_tests/whole/scenarios/refused.py"

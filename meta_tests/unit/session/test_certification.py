@@ -137,7 +137,7 @@ def test_the_first_line_of_a_certificate_says_that_there_is_no_oracle():
     ],
 )
 def test_answers_of_a_run_that_did_not_hold_are_no_trusted_ones(changed, deselected, doubt):
-    """The README's certificate compared itself with the recording of the same broken build."""
+    """A certificate accepts no golden file of a run that failed or was incomplete."""
     keys = ("failed", "waived", "absent")
     failed, waived, absent = (changed.get(key, "no such test") for key in keys)
     file = whole(**{key: value for key, value in changed.items() if key not in keys})
@@ -285,7 +285,7 @@ def test_the_other_gaps():
 
 
 def test_only_a_test_that_applies_is_missed():
-    """`-m cpu` deselects the tests of a GPU; `-k` also deselects tests that a CPU needs."""
+    """A deselected test is missed only if it applies: `-m cpu` deselects the tests of a GPU."""
     config = SimpleNamespace(stash=pytest.Stash())
     selection.note_deselected(config, [Item("of a GPU", "kernel", "sm121")])
     assert selection.missed(config, "cpu") == []
@@ -341,7 +341,7 @@ def a_run(judging: profile.Profile, *, certify: bool) -> SimpleNamespace:
 
 
 def test_tests_of_levels_that_are_not_asked_for_are_left_out():
-    """The matrix takes hours, and the certificate of a profile need not include it."""
+    """A certificate leaves out the levels that its profile does not require, such as the matrix."""
     for certify in (True, False):
         config = a_run(asking("smoke", "performance"), certify=certify)
         items = [Item(name, name) for name in profile_fields.LEVELS]
@@ -394,7 +394,7 @@ def test_a_path_difference_is_a_gap_without_the_kernel_level():
 
 @pytest.mark.parametrize("line", [pytest.param("", marks=pytest.mark.slow), FALLBACK])
 def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, line):
-    """Without ``--certify`` it is not judged, because a script may use the server differently."""
+    """With ``--certify``, the kernel path is judged even if no test of the kernel level runs."""
     for certify in (True, False):
         chosen = Settings(
             target=GivenTarget(profile=asking("smoke", "stress")),

@@ -27,7 +27,10 @@ from sm121.session.crashes import CrashDesk
     ],
 )
 def test_message_crash_and_bundle_name_the_same_cause(run_pytest, canary_bf16, number, kind):
-    """The log has no cause, but the exit code and the kernel's messages have one.
+    """The test's message, the crash and its bundle name the same cause.
+
+    The log has no cause, but the exit code and the kernel's messages have one. Before, only the
+    line of the crash used them, and the test's message named the OOM killer.
 
     Before, only the line of the crash used them, and the test's message named the OOM killer."""
     environment = {
@@ -54,7 +57,9 @@ def test_message_crash_and_bundle_name_the_same_cause(run_pytest, canary_bf16, n
 
 
 def test_the_cause_of_a_death_is_in_the_log_when_the_process_has_ended(tmp_path):
-    """The death was noticed at /health, some seconds before the last lines of the log."""
+    """The cause of a crash is read from the log again after the process has ended.
+
+    The crash was noticed at /health, some seconds before the last lines of the log."""
     configuration = ServerConfiguration("x", "vllm", sys.executable, "none", "canary")
     managed = ManagedServer(configuration, FaultEngine(), StartLimits(30, 30, 5), tmp_path, "run")
     managed.start()

@@ -129,8 +129,9 @@ def test_marlin_where_cutlass_was_asked_for_fails(profiled, tmp_path):
 def test_the_named_configuration_has_backends_limits_and_bound(
     of, profiled, fault_server, tmp_path, monkeypatch
 ):
-    """Without a named configuration, Marlin was not noticed, and the stock release had 20 ms as its
-    limit."""
+    """`sm121 profile` uses the backends, the limits and the upper bound of the named configuration.
+
+    Before, it did not detect Marlin, and the limit of the stock release was 20 ms."""
     trace = decode_traces.write(tmp_path / "w.pt.trace.json", experts="MARLIN")
     words = [trace, "--profile", "sm121-gpt-oss-120b"]
     if of == "URL":
@@ -425,5 +426,6 @@ def test_a_configuration_is_started_profiled_and_stopped(profiled, monkeypatch, 
     ],
 )
 def test_a_layout_is_known_by_the_names_of_all_releases(requested, shown, expected):
-    """vLLM 0.29 to 0.33 log HND as LBHNC."""
+    """A cache layout has one name, whatever name a release logs: vLLM 0.29 to 0.33 log HND as
+    LBHNC."""
     assert decode_command.is_layout(requested, shown, "vllm") is expected

@@ -34,7 +34,9 @@ def test_a_number_that_no_run_can_take_is_refused(name, most, says, read):
 
 
 def test_a_length_has_the_bound_of_the_server():
-    """`performance.refuse_wrong_sizes` knows the server's context.
+    """The option accepts any length of a prompt that is a number of at most 18 digits.
+
+    `performance.refuse_wrong_sizes` later compares it with the server's context.
 
     Here, a length only has to be a number."""
     assert number("--pp", "99999999") == 99999999

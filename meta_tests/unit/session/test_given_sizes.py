@@ -22,7 +22,9 @@ def test_the_load_of_the_guide_has_other_sizes():
 
 
 def test_with_another_prompt_no_gate_of_a_rate_is_asked():
-    """52 tok/s after 512 tokens are less than after 2,048."""
+    """With another prompt length than the profile's, the gates of rates do not apply.
+
+    52 tok/s after 512 tokens are less than after 2,048."""
     for judged in (given(pp="512").of(GB10), given(pp="512").of(GB10).judging("cutlass", "0.33.0")):
         assert judged.performance.prompt_tokens == 512
         gates = [gate.metric for gate in judged.performance.gates]

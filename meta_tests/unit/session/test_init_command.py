@@ -109,7 +109,8 @@ def test_the_exam_has_what_was_right_in_three_rounds(written):
 
 
 def test_the_golden_bound_is_the_measured_one(draft, tmp_path):
-    """The other tolerances stay those of the shipped profile."""
+    """The profile's golden bound is the measured one; other tolerances are those of the shipped
+    profile."""
     errors = (0.04, 0.02)
     agreed = TokenAgreement(errors, (True, True), (1e-4, 1e-4), forks=0, disagreement=None)
     made = dataclasses.replace(draft(), spread=GoldenComparison({"one": agreed}, ()))
@@ -178,7 +179,9 @@ def test_a_model_with_a_chat_template_must_chat(written):
 
 
 def test_a_profile_of_llama_server_is_based_on_llama_servers(draft):
-    """The limits of vLLM's float32 and bfloat16 are too small for llama.cpp's kernels."""
+    """The profile for llama-server has the limits of the suite's llama.cpp profile.
+
+    The limits of vLLM's float32 and bfloat16 are too small for llama.cpp's kernels."""
     made = draft("cpu")
     can = capabilities.capabilities_of("llama-cpp", "b11434")
     facts = dataclasses.replace(made.facts, can=can)
@@ -196,7 +199,9 @@ def test_tools_whose_results_are_not_read_are_left_out_with_that_reason(written)
 
 
 def test_the_path_of_a_folder_is_the_served_name(written):
-    """vLLM serves a model under the path of its folder, unless it gets another name."""
+    """If vLLM serves a folder, `sm121 init-profile` takes its path for the name of the model.
+
+    vLLM uses this path as the name, unless it gets another name."""
     with another_model(name="/models/Qwen3-8B:q4") as url:
         _, mine = written(url)
     assert mine.model.served_name == "/models/Qwen3-8B:q4" and mine.name == "cpu-qwen3-8b-q4"
@@ -263,7 +268,9 @@ def test_a_path_without_a_log_does_not_name_a_log_as_its_source(draft, tmp_path)
 
 
 def test_texts_of_the_server_stay_in_their_comments(draft, tmp_path):
-    """A line break in a version, or in a reason, would begin a line of TOML."""
+    """Texts of the server, such as its version, appear only in comments of the profile.
+
+    A line break in such a text would begin a line of TOML."""
     made = draft(path=KernelPath(fallbacks=["a\nname = 1"]))
     server = dataclasses.replace(made.facts.server, version='1"\nname = "x')
     facts = dataclasses.replace(
@@ -298,7 +305,10 @@ def test_gates_are_as_measured_less_a_tenth(draft):
 
 
 def test_the_bound_of_a_gate_is_that_of_the_bytes_of_the_checkpoint(draft, tmp_path):
-    """The model has no experts, whose sizes the bound of gpt-oss needs."""
+    """The upper bound of a gate follows from the bytes of the checkpoint if the model has no
+    experts.
+
+    The bound of gpt-oss needs the sizes of the experts."""
     mine = tmp_path / "mine.toml"
     mine.write_text(draft(**{"tg32@d0": 1e9}).text("exam.jsonl"))
     own = profile.load(str(mine))
@@ -317,7 +327,9 @@ def test_gates_of_a_cpu_are_comments(draft, tmp_path):
 
 
 def test_a_fallback_that_the_shipped_profile_accepts_is_accepted(draft, tmp_path):
-    """Any other fallback is a comment, and the reader of the profile decides on it."""
+    """`sm121 init-profile` accepts only a fallback that the shipped profile accepts.
+
+    Any other fallback is a comment, and the reader of the profile decides on it."""
     path = KernelPath(fallbacks=["runner_v2_to_v1", "marlin_fallback"], log=LogStart(asked=ASKED))
     mine = tmp_path / "mine.toml"
     mine.write_text(draft("cpu", path).text("exam.jsonl"))

@@ -135,7 +135,9 @@ def test_an_attached_server_is_asked_the_same(run_pytest, fault_server):
 
 
 def test_a_named_test_misses_no_metric_of_other_tests(run_pytest, history):
-    """The history of a whole run has metrics that a named test does not measure.
+    """A run of one named test does not report the metrics of other tests as missing.
+
+    The history of a whole run has metrics that the named test does not measure.
 
     They do not count as missing."""
     _, _, output = asked(run_pytest, history, "-k", "test_decode_rate", "--benchmark-compare")
@@ -148,7 +150,7 @@ def test_a_plan_has_all_tests_that_compare(run_pytest, history):
 
 
 def test_the_trusted_run_decides_where_its_plan_is_larger_than_quick(run_pytest, tmp_path):
-    """A trusted run of plan merge needs a run with a plan of that size."""
+    """A run that is compared with a trusted run of plan merge has this plan, too."""
     from sm121.run import verdict_file
     from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
@@ -199,7 +201,9 @@ def test_v_shows_the_levels_of_a_machine_that_cannot(run_pytest):
 
 
 def test_workers_have_the_plan_of_their_controller():
-    """A worker parses the command line again, and sees other paths in it."""
+    """A worker uses the plan that its controller has chosen.
+
+    A worker parses the command line again, and sees other paths in it."""
     from sm121.plugin import spine, stash
 
     planned = PlanChoice("merge", Reason.TRUSTED)

@@ -54,7 +54,10 @@ def test_the_workload_has_the_fields_of_the_plan():
 
 
 def test_the_workload_has_the_sampling_of_each_sampled_metric():
-    """Before, the workload had temperature 0 beside a metric at temperature 1.0."""
+    """The recorded workload has the sampling parameters of each metric that is measured with
+    sampling.
+
+    Before, it had temperature 0 for a metric at temperature 1.0."""
     plan = {"temperature": 1.0, "top_p": 1.0, "seed": None}
     found = workload.describe_workload(Settings(), CPU, tokenizer="m")["sampled"]
     assert found == {
@@ -89,7 +92,9 @@ def test_a_flashinfer_that_fails_is_null_with_the_reason(flashinfer, monkeypatch
 
 
 def test_the_sections_before_the_time_limit_are_kept(flashinfer, monkeypatch):
-    """On an H200 without a network, 0.6.12 repeats its requests for more than a minute.
+    """If FlashInfer's command exceeds the time limit, the record keeps the sections printed before.
+
+    On an H200 without a network, 0.6.12 repeats its requests for more than a minute.
 
     The sections before are kept."""
     variables = flashinfer("print('=== Version Info ===')", "import time", "time.sleep(60)")
@@ -100,7 +105,9 @@ def test_the_sections_before_the_time_limit_are_kept(flashinfer, monkeypatch):
 
 
 def test_the_sections_before_a_failure_are_kept(flashinfer):
-    """The last sections need a network. The sections before them are kept."""
+    """If FlashInfer's command fails, the record keeps the sections that it printed before.
+
+    The last sections need a network."""
     variables = flashinfer("print('=== Version Info ===')", "raise SystemExit('no manifest')")
     config = flashinfer_config.run_show_config(sys.executable, variables)
     assert config.text == "=== Version Info ===\n" and config.problem.endswith("no manifest")

@@ -88,7 +88,9 @@ def test_files_stay_bounded(tmp_path, monkeypatch):
 
 
 def test_a_restarted_command_keeps_numbering_and_the_limit_of_reports(tmp_path):
-    """Five processes use one folder. Ten reports remain, and each line names its own report."""
+    """A restarted `sm121 run --every` continues the numbers of the rounds and the limit of reports.
+
+    Five processes use one folder. Ten reports remain, and each line names its own report."""
     for _process in range(5):
         play_all(tmp_path, [Verdict.FAIL, Verdict.PASS, *[Verdict.FAIL] * 10])
     rounds = records_of(tmp_path)
@@ -284,7 +286,9 @@ def test_a_hangup_that_nohup_ignores_stays_ignored():
 
 
 def test_rounds_against_a_server_that_ends_are_red_until_a_signal(fault_server, tmp_path):
-    """The server ends after round 1. SIGTERM ends the loop, and no process remains."""
+    """After the server has ended, each further round fails until a signal ends the loop.
+
+    The server ends after round 1. SIGTERM ends the loop, and no process remains."""
     server = fault_server()
     with loop_against(server, tmp_path) as loop:
         file = tmp_path / "r" / "rounds.jsonl"

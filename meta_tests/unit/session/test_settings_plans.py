@@ -138,7 +138,9 @@ def collected(run_pytest, *arguments):
 
 
 def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
-    """The real selection decides which tests a plan leaves out.
+    """A run reports its plan, and which tests the plan leaves out.
+
+    The real selection decides which tests these are. The name of a parameter is no name in a plan.
 
     The name of a parameter is no name in a plan."""
     tests, output = collected(run_pytest, "--plan", "quick")
@@ -337,7 +339,9 @@ def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, stat
 
 
 def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
-    """For a GB10, none of the modules is built at first, and then each of them."""
+    """The plan of a start reports whether the caches of compiled modules are cold or warm.
+
+    For a GB10, none of the modules is built at first, and then each of them."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setattr(jit.FlashInferModules, "of", lambda *_: jit.FlashInferModules("0.7", cache))
     cache = tmp_path / ".cache" / "flashinfer"

@@ -20,7 +20,10 @@ from sm121.session import trusted_runs
 
 
 def test_nothing_gets_worse_step_by_step(tmp_path):
-    """Each run resembles the one before it, and each rate is within the allowed loss."""
+    """A loss that adds up over several trusted runs makes a run fail, although each step is
+    allowed.
+
+    Each run resembles the one before it, and each rate is within the allowed loss."""
     rate = 50.0
     off = 0.09
     for step in range(4):
@@ -47,7 +50,8 @@ def test_failures_excused_for_another_reason_are_not_known(tmp_path, how):
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_verdict_file_names_its_run(tmp_path, anew):
-    """The whole run is kept, and `--against trusted` finds it."""
+    """If `sm121 trust` gets a verdict.json, it stores the whole run, and `--against trusted` finds
+    it."""
     folder = stored(a_run(*TESTS), tmp_path / "run")
     kept, *_ = trusted_runs.trust(folder / "verdict.json", tmp_path, anew=anew)
     for name in ("verdict.json", "details.json"):
@@ -146,7 +150,9 @@ def test_a_run_unusable_as_trusted_run_is_refused(tmp_path, changes, text, why):
 
 
 def test_a_run_without_tests_is_refused_for_that_reason(tmp_path):
-    """The run has no fingerprint, because it was stopped before it had a target."""
+    """`sm121 trust` refuses a run that executed no test, and gives this as the reason.
+
+    The run has no fingerprint, because it was stopped before it had a target."""
     run = a_run(("tests/a.py::a", "NOT_RUN", "no GPU"), fingerprint=None, metrics={})
     folder = stored(run, tmp_path / "run")
     with pytest.raises(UsageError, match="no test of a level was executed in it"):
@@ -178,7 +184,9 @@ def test_trust_lists_metrics_that_need_more_runs(tmp_path, capsys):
 
 
 def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
-    """Another failure of the same test was trusted later, and the later acceptance counts."""
+    """A run with the same failure as the newest trusted run is no worse.
+
+    An older trusted run has another failure of the same test."""
     for number, message in enumerate(("expected 1, got 2", "expected 1, got 7"), 1):
         tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
         trusted_runs.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
@@ -227,7 +235,7 @@ def test_trust_refuses_an_undecided_loss_but_no_jitter(tmp_path, stored_rates, r
 
 
 def test_trust_refuses_a_newly_failed_gate(tmp_path):
-    """A gate that failed in the trusted run, too, is known."""
+    """`sm121 trust` refuses a run with a failed gate, unless the trusted run failed it, too."""
     red = a_run(*TESTS)
     red.metrics["tg32@d0"].verdict = Verdict.FAIL
     red.judge()
@@ -242,7 +250,9 @@ def test_trust_refuses_a_newly_failed_gate(tmp_path):
 
 
 def test_trust_refuses_a_check_that_passed_in_the_trusted_run(tmp_path):
-    """A check that the trusted run did not have, or that failed in it, is no loss."""
+    """`sm121 trust` refuses a run in which a check fails that passed in the trusted run.
+
+    A failed check that the trusted run did not have, or that failed in it, is no loss."""
     trusted_runs.trust(stored(a_run(*TESTS, seed=2), tmp_path / "good", seed=2), tmp_path)
     red = stored(a_run(*changed(0, "FAIL", Fact("400", "200"))), tmp_path / "red")
     with pytest.raises(UsageError, match=r"got tests/a\.py::holds, which passed there"):
@@ -253,7 +263,7 @@ def test_trust_refuses_a_check_that_passed_in_the_trusted_run(tmp_path):
 
 
 def test_trust_refuses_a_check_that_measures_and_fails_another_requirement(tmp_path):
-    """A check with a failed gate is refused by the name of the gate."""
+    """If a check fails its gate, `sm121 trust` names the gate, and otherwise the check."""
     trusted_runs.trust(stored(a_run(*TESTS, seed=2), tmp_path / "good", seed=2), tmp_path)
     red = a_run(*changed(0, "FAIL", Fact("400", "200")))
     red.tests[0] = of(red.tests[0], metrics=["tg32@d0"])
@@ -288,7 +298,7 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
 
 
 def of_a_sick_box(**fields) -> VerdictFile:
-    """Return a run on a DEGRADED machine. Its answers count, and its rates do not."""
+    """Return a run on a DEGRADED machine, whose answers count and whose rates do not."""
     box = machine_report.BoxReport(state="DEGRADED", reason="other processes use the GPU: [7]")
     file = a_run(*TESTS, box=box, **fields)
     file.metrics["tg32@d0"].verdict = Verdict.INCONCLUSIVE
@@ -315,7 +325,9 @@ def test_a_trusted_run_on_a_degraded_box_counts_only_for_answers(tmp_path, capsy
 
 @pytest.mark.parametrize(("rate", "verdict"), [(50.0, "PASS"), (30.0, "FAIL")])
 def test_rates_are_held_against_the_newest_trusted_run_on_a_fit_box(tmp_path, rate, verdict):
-    """A later trusted run on a DEGRADED machine hides no slower build."""
+    """Rates are compared with the newest trusted run on a healthy machine.
+
+    A later trusted run on a DEGRADED machine hides no slower build."""
     trusted_runs.trust(stored(a_run(*TESTS), tmp_path / "fit"), tmp_path)
     sick = of_a_sick_box(rate=30.0, started="2026-11-24T08:00:00+00:00")
     _, _, narrower = trusted_runs.trust(stored(sick, tmp_path / "sick", 30.0), tmp_path)

@@ -41,7 +41,7 @@ def test_a_leak_of_1_mb_a_request_is_seen_and_noise_is_none(seed):
 
 
 def test_neither_noise_nor_one_step_is_a_leak():
-    """A pool that grows once is no leak; a mean or a fit would report one."""
+    """Neither noise nor a pool that grows once is a leak; a mean or a fit would report one."""
     assert judged(0.5 * MIB, noise=200 * MIB).verdict is Verdict.INCONCLUSIVE
     assert judged(0.0, noise=1, samples=5).verdict is Verdict.INCONCLUSIVE, "too few samples"
     began = time.monotonic()
@@ -66,7 +66,7 @@ def filled(until: float, *, samples: int = 120, loads: int = 1) -> list[timeline
 
 @pytest.mark.parametrize("until", [0.2, 0.4, 0.6, 0.8])
 def test_a_kv_cache_that_fills_and_then_stays_is_no_leak(until):
-    """Trap 106 of model-serving-minefield. If the cache fills late in a load, more load decides."""
+    """A KV cache that fills and then stays full is no leak (model-serving-minefield, trap 106)."""
     assert verdicts(filled(until), 128 * GIB)["machine"] is not Verdict.FAIL
     assert verdicts(filled(until, loads=4), 128 * GIB)["machine"] is Verdict.PASS
 
@@ -120,7 +120,7 @@ def verdicts(samples: list[timeline.TimelineSample], machine: int | None) -> dic
 
 
 def test_a_device_leak_without_nvml_shows_in_the_machines_memory():
-    """On a GB10, NVML answers N/A, and device memory belongs to no process."""
+    """A leak of device memory that NVML does not report is found in the machine's memory."""
     leak = verdicts(sampled(taken=GIB), 128 * GIB)
     assert leak["machine"] is Verdict.FAIL and leak["processes"] is Verdict.PASS
     assert verdicts(sampled(), 128 * GIB)["machine"] is Verdict.PASS
@@ -240,7 +240,7 @@ def stopped(job: JobOutcome) -> list[checks.Fault]:
     ],
 )
 def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
-    """On a GPU, vLLM ends the stream with finish_reason "abort" if it is stopped."""
+    """A request that vLLM ends with finish_reason "abort", because it is stopped, is no fault."""
     ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
     assert [fault.kind for fault in stopped(ended)] == [kind] * bool(kind)
     running = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT)

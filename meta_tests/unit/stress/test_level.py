@@ -207,7 +207,10 @@ def test_each_answer_in_a_crowd_is_its_own(level, crowd, fork):
 
 
 def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
-    """The server runs few requests at a time.
+    """Requests that wait for a place on the server do not count as stuck.
+
+    The server runs few requests at a time. No request streams, and the last ones wait longer than a
+    request may be silent.
 
     No request streams, and the last ones wait longer than a request may be silent."""
     monkeypatch.setenv("SM121_META_STEP_S", "0.05")

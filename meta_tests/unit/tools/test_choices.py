@@ -86,8 +86,10 @@ def test_the_profile_asks_no_build_for_what_its_parser_refuses(build):
     "name", [name for name in profiles.shipped() if profiles.load(name).arch == "sm121"]
 )
 def test_no_profile_of_a_gb10_asks_for_what_is_refused(name):
-    """The options that depend on the canary's size (cache blocks, graph sizes) were not executed,
-    so they are not checked."""
+    """No GB10 profile requests an option that its releases refuse.
+
+    The options that depend on the canary's size (cache blocks, graph sizes) were not executed, so
+    they are not checked."""
     assert [line for line in asked_for_in_vain(profiles.load(name)) if "never" not in line] == []
 
 
@@ -167,7 +169,9 @@ def test_the_matrix_asks_no_release_for_what_it_refuses():
 
 @pytest.mark.parametrize("value", ["fp8", "mxfp8", "qkv-o"])
 def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value):
-    """Every release accepts `linear`, but before 0.30 no layer uses it."""
+    """The matrix requests quantised dense layers only of releases that quantise them.
+
+    Every release accepts `linear`, but before 0.30 no layer uses it."""
     dense = axes.load("sm121").axes["dense"].values[value]
     (setting,) = [s for s in dense.settings if s.build is None]
     pairs = data.values(setting.arguments)
@@ -208,7 +212,9 @@ def test_fp8_kv_cache_is_taken_with_both_attentions():
     ],
 )
 def test_the_recorded_release_for_a_version(version, expected):
-    """The result is the release itself, or the one before it with the same minor version."""
+    """The recorded release for a version is the release itself, or the one before it.
+
+    Both have the same minor version."""
     known = data.at(KNOWN, version)
     assert (known and known.version) == expected
 

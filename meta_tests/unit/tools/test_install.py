@@ -93,7 +93,9 @@ def test_certificate_proxy_and_timeout_become_variables_of_uv():
 
 
 def test_pip_lists_its_settings_in_the_form_that_is_read(tmp_path):
-    """A real pip, with a file of several lines and a variable."""
+    """pip lists its settings in the form that the tool reads.
+
+    The test uses a real pip, with a file of several lines and a variable."""
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nextra-index-url =\n  https://one/simple\n  https://two/simple\n"
@@ -190,7 +192,7 @@ def test_an_index_of_pips_without_torch_is_helped_by_pytorchs(calls):
 
 @pytest.mark.parametrize("variables", [{"UV_ENDS": "2"}, {"UV_ENDS": "0", "UV_IS_THERE": "1"}])
 def test_pip_installs_if_uv_fails(calls, capsys, variables):
-    """uv has no network, or cannot be installed."""
+    """If uv has no network or cannot be installed, pip installs the packages."""
     status, made = calls("", **variables)
     assert status == 0
     assert made[-2] == f"pip install --progress-bar off --extra-index-url={TORCH} -e .[cpu]"
