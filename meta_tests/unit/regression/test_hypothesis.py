@@ -207,6 +207,13 @@ def test_no_list_of_the_review_may_be_empty(tmp_path):
         "nothing to add",
         "unknown",
         "see above",
+        "T.B.D.",
+        "T.B.A. later",
+        "fill me in",
+        "nothing to say",
+        "will be written later",
+        "x y z",
+        "FIXME tomorrow please",
     ],
 )
 def test_a_line_of_the_review_is_no_placeholder(text, tmp_path):
@@ -230,6 +237,9 @@ def test_a_line_of_the_review_is_no_placeholder(text, tmp_path):
         "n/a, since the server waits for its clock",
         "unknown tactics of the autotuner",
         "nothing else is read in a step",
+        "nothing to say about the tiles of a prefill",
+        "FIXME: PDL",
+        "T.B.D. upstream, in the issue on PDL",
     ],
 )
 def test_a_short_line_of_the_review_is_a_text(text, tmp_path):

@@ -137,10 +137,13 @@ class MetricBound:
 #: Texts that say nothing, unless a reason follows: "none: FlashInfer has it".
 _NEED_A_REASON = (
     "does not apply",
+    "fixme",
     "n a",
     "na",
     "none",
     "not applicable",
+    "t b a",
+    "t b d",
     "tba",
     "tbd",
     "to be decided",
@@ -152,11 +155,23 @@ _NEED_A_REASON = (
 )
 #: Texts that say nothing. Punctuation is removed from a text before it is compared with them.
 _PLACEHOLDERS = frozenset(
-    {*_NEED_A_REASON, "fill in", "fixme", "nil", "nothing", "nothing to add", "null", "see above"}
-    | {"unknown", "xxx"}
+    {
+        *_NEED_A_REASON,
+        "fill in",
+        "fill me in",
+        "nil",
+        "nothing",
+        "nothing to add",
+        "nothing to say",
+        "null",
+        "see above",
+        "unknown",
+        "will be written later",
+        "xxx",
+    }
 )
 #: Placeholders that may be the label of a text: "TODO: PDL".
-_LABELS = ("to do", "todo")
+_LABELS = ("fixme", "to do", "todo")
 #: The shortest reason behind a placeholder, in words: "none: FlashInfer has it".
 _REASON = 3
 
@@ -170,7 +185,8 @@ def _words(text: str) -> str:
 def _with_content(text: str) -> str:
     """Return a text without surrounding spaces; raise ValueError if it says nothing."""
     words = _words(text)
-    if len(words) < 3 or words in _PLACEHOLDERS:
+    longest = max((len(word) for word in words.split()), default=0)
+    if len(words) < 3 or longest == 1 or words in _PLACEHOLDERS:
         raise ValueError(f"expected a text, got {text!r}; if there is none, write why")
     return text.strip()
 
