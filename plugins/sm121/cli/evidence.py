@@ -53,7 +53,7 @@ def _add_profile(commands: Commands) -> None:
     parser.add_argument(
         "--tokens", type=int, metavar="TOKENS",
         help=(
-            "with a URL or a configuration: number of decode steps to profile "
+            "with a URL or a configuration: fewest decode steps to profile "
             f"(default: {_STEPS})"
         ),
     )  # fmt: skip

@@ -73,7 +73,7 @@ class DecodeRequest:
     Attributes:
         target: The URL of a server, the name of a configuration, or a file of a profiler.
         prompt: Tokens of the prompt.
-        tokens: Decode steps that are profiled.
+        tokens: The fewest decode steps that are profiled.
         layout: The KV layout that is required; None: any.
         profile: Name or path of the profile that has the configuration.
         configuration: The configuration that a server of a URL or of a file runs; None: not known.
