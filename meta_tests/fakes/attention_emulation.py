@@ -21,7 +21,7 @@ DTYPES = {
 
 @dataclass
 class Module:
-    """A compiled module."""
+    """One compiled attention module of FlashInfer."""
 
     cache: torch.dtype
     window: bool

@@ -91,7 +91,7 @@ def test_schemas_are_up_to_date():
 
 
 def test_the_requirements_cover_every_test():
-    """The page lists every test of a level. This test finds them by their names in the files."""
+    """The page of requirements lists every test of the levels that the test files define."""
     text = (DOCS / "requirements.md").read_text()
     for file in (ROOT / "tests").glob("test_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

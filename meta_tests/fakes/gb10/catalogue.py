@@ -13,7 +13,7 @@ TAGGED: str = _DATA["tagged"]
 
 @dataclass(frozen=True)
 class Case:
-    """One case.
+    """One simulated GB10, and the result that the suite must give for it.
 
     Attributes:
         arguments: Arguments of pytest, in addition to the plan ``quick``.

@@ -48,7 +48,7 @@ SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow("another seed")) for n in (
 
 
 def hold(test: str, sampler: Sampler) -> None:
-    """Do the same as a test of `tests/test_correctness.py`."""
+    """Run the check of the named test in `tests/test_correctness.py` on a sampler."""
     name, _, parameter = test.rstrip("]").partition("[")
     CHECKS[name](sampler, parameter)
 

@@ -364,7 +364,9 @@ def test_a_pattern_share_is_this_fault_if_the_oracle_check_passes(canarys):
 
 
 def absent(file: OracleFile, others: dict[str, list[float]], way: str | None = None) -> str:
-    """A server whose answers equal those of the file, or differ for some prompts."""
+    """Check that a server has no other rounding than the file's, and return the message.
+
+    The server's answers equal those of the file, except for the prompts in `others`."""
     right = {prompt: scored.following for prompt, scored in file.prompts.items()}
     return log_probabilities.roundings_are_absent(Asked(right | others), reference(file, way))
 

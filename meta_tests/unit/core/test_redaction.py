@@ -1,4 +1,4 @@
-"""Known secrets, and their pieces where pytest shortens a text."""
+"""Known secrets are redacted, and so are their pieces in a text that pytest has shortened."""
 
 import pytest
 from _pytest._io.saferepr import saferepr

@@ -1,5 +1,5 @@
-"""Failures in the words of the sources of FlashInfer 0.7.4, torch 2.13, Triton 3.6 and vLLM 0.32:
-each has its kind and its advice. `test_failure_variants.py` has the wordings of releases."""
+"""Messages in the source code of FlashInfer 0.7.4, torch 2.13, Triton 3.6 and vLLM 0.32 have the
+right kind of failure and advice. `test_failure_variants.py` tests the wordings of releases."""
 
 import pytest
 

@@ -62,7 +62,7 @@ def test_a_counter_that_vanishes(after, no_number, vanished):
 
 
 def unproven(check, *arguments) -> list[str]:
-    """Return what a check records as not checked, without a reason against the number."""
+    """Return what a check reports as unproven; it must not make the number INVALID."""
     check(*arguments, findings=(findings := Findings()))
     assert not findings.invalid, findings.invalid
     return findings.unproven

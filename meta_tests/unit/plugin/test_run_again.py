@@ -29,7 +29,7 @@ plans.quick.tests.correctness = ["test_known_answers", "test_a_stop_string_ends_
 
 
 def words_of(run) -> list[str]:
-    """Return the words of the second to last line of a failing run."""
+    """Return the arguments of the command in the second to last line of a failing run."""
     (line,) = [each for each in run.output.splitlines() if each.startswith("run again: ")]
     return shlex.split(line.removeprefix("run again: "))
 
