@@ -24,8 +24,7 @@ def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin")
     """Write an A/B comparison in which one metric is worse, one is undecided, and two pass.
 
     Return its folder. `text` contains the arguments that the user gave for side B.
-
-    `text` is the text that the user gave for side B."""
+    """
     report_runs.write("pass", folder)
 
     def visit(side: str, moe: str) -> Visit:

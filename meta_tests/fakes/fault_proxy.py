@@ -106,8 +106,6 @@ def _meant(term: Any) -> Any:
 
     A name means a function, and a list means the result of a call. Any other entry is the value
     itself.
-
-    A name stands for a function, a list for the result of a call. Any other term is a value itself.
     """
     if isinstance(term, list):
         function, *arguments = map(_meant, term)

@@ -225,8 +225,7 @@ class Server(VllmPages):
         """Return the other request whose answer the faulty server sends in reply to this request.
 
         With two choices, it is the second request.
-
-        With two choices, it is the second request."""
+        """
         state = self.state
         kind = path.removeprefix("/v1/")
         kind = "two" if body.get("n") == 2 else "choice" if "structured_outputs" in body else kind

@@ -262,11 +262,6 @@ def _remember_answers(folder: Path) -> None:
     under the query, the script and the whole environment without the suite's own variables. Other
     interpreters, other search paths and failed queries are queried again. `fake_python.py` answers
     as this interpreter does, and no result depends on the folder of temporary files.
-
-    Each run asks three times, which takes as long as the rest of a short run. An answer is stored
-    under the question, the script and the whole environment without the suite's own variables.
-    Other interpreters, other search paths and missing answers are asked again. `fake_python.py`
-    answers as this interpreter does, and no answer depends on the folder of temporary files.
     """
     interpreter = importlib.import_module("sm121.core.interpreter")
     ask = interpreter.ask

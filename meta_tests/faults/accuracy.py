@@ -131,8 +131,7 @@ def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]
     """Return the server's record of each answer.
 
     Answers and records are matched by the time of sending, in each group of streams.
-
-    They are matched by the time of sending, in each group of streams."""
+    """
     order = sorted(range(len(answers)), key=lambda index: answers[index].chunks[-1].at_ns)
     ends = sorted(truth, key=lambda record: record["sent_ns"][-1])
     by_answer = dict(zip(order, ends, strict=True))

@@ -95,8 +95,7 @@ def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tm
     """A failure that the trusted run also has does not make a run fail; another failure does.
 
     The runs have the same deviation, another one, and one of severity `courtesy`.
-
-    They have the same deviation, another one, and one of severity `courtesy`."""
+    """
     tests = ("test_usage_equals_the_ids", "test_request[prompt-is-a-number]")
     endpoint = real_vllm.endpoint
     faults = fault_proxy.FAULTS
@@ -249,8 +248,6 @@ def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
     """If the engine core is killed, the suite finds the server dead, and no process is left behind.
 
     The API server ends some seconds after its core. This test runs last.
-
-    This test runs last.
     """
     managed = sabotaged.managed
     listening = set()

@@ -173,8 +173,7 @@ def test_a_dip_between_captured_sizes_is_a_remark_and_a_slope_is_not():
 
     Steps take 20 ms plus 1 ms per stream. If batches are padded, five streams take as long as
     eight.
-
-    If batches are padded, five streams take as long as eight."""
+    """
 
     def rate(streams: int, as_of: int) -> float:
         return streams / (0.020 + 0.001 * as_of)
@@ -249,8 +248,7 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
     """If other work delayed only the first short answers, the measurement becomes valid again.
 
     The other work ends before the next rounds. A start of --ab can be measured again, too.
-
-    A start of --ab can be measured again."""
+    """
     server = timed_server("--rate", "200", "--one-slow-in", "1", "--slow-extra-ms", "60")
     plan = Plan(512, (32,), (0,), Measuring(rounds=4, short_rounds=3, drift_bound=0.5))
     with opened(server.base_url, tmp_path, plan) as measured:
@@ -277,8 +275,7 @@ def test_a_bunch_longer_than_a_short_answer_needs_longer_short_answers(timed_ser
     """If more tokens arrive together than a short answer has, the suite requests longer answers.
 
     The first 12 tokens arrive together, and a short answer has only 8 tokens.
-
-    A short answer has only 8 tokens, so longer short answers are requested."""
+    """
     options = ("--late-ms", "60", "--echo", "never", "--trap", "no-metrics")
     server = timed_server("--rate", "200", *options)
     plan = Plan(2048, (32,), (0,), Measuring(rounds=5, short_rounds=3))

@@ -384,8 +384,7 @@ def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file,
     """The suite reads vLLM's version from the imported checkout, not from the installed package.
 
     If the checkout states no version, the version is unknown.
-
-    If the checkout has none, it is unknown."""
+    """
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     if version_file:

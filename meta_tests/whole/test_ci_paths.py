@@ -29,8 +29,7 @@ def _wrong_words(scripts: Scripts, example: str) -> Iterator[str]:
     """Yield each wrong argument of the suite's command in a CI example.
 
     The script of each event runs up to this command, with and without a trusted run.
-
-    Return the wrong words of the command."""
+    """
     for trusted in (False, True):
         (scripts.history / "trusted").mkdir() if trusted else None
         for event, (required, excluded) in _WORDS.items():
@@ -64,8 +63,7 @@ def _lost(events: list[tuple[str, str]], text: str, example: str) -> Iterator[st
     """Yield the jobs that the CI system cancels if several events arrive at once.
 
     `events` contains each event with its ref.
-
-    `events` contains each event with its ref."""
+    """
     loaded = yaml.safe_load(text)
     if _is_built_beside_a_run(loaded, example):
         yield "an image is built beside a run"
@@ -223,8 +221,7 @@ def test_a_sick_example_is_noticed(example, before, after, complaint, tmp_path):
     """This module detects a CI example into which a fault was written.
 
     The fault is written into the last job that contains the text `before`: the job on the Spark.
-
-    The Spark's job is the last one in the file that contains the text."""
+    """
     head, found, tail = EXAMPLES[example].rpartition(before)
     assert found
     assert complaint in _complaints(tmp_path / "ci", example, f"{head}{after}{tail}")
@@ -364,8 +361,7 @@ def _first_push_is_trusted_by_hand(runner: Runner) -> None:
     """Run the first push, whose build is too slow, while no run is trusted.
 
     The job prints the command with which a user trusts its run.
-
-    The job prints the command with which a user trusts it."""
+    """
     runner.box.settings = {"faster": 8.0}
     text = _ended(runner, "github", "push", 1)
     assert "startup_s" in text and (_trusted(runner), _stored(runner)) == (0, 1)
@@ -403,8 +399,7 @@ def test_a_first_push_and_a_good_change(runner):
     """The first push to one CI example fails, and a good change in the other example passes.
 
     This is a sample of the next test. The good change is compared with a trusted run.
-
-    A job of one example fails, and a job of the other one is compared and passes."""
+    """
     _first_push_is_trusted_by_hand(runner)
     _good_change_passes(runner, "gitlab")
     assert (_trusted(runner), _stored(runner)) == (1, 1), "no change is stored"

@@ -156,8 +156,7 @@ def test_equal_samples_are_reported(project):
     """The gates report a metric whose samples are all equal.
 
     Examples are a count that is equal in each round, and a counter that does not change.
-
-    Counts are equal in each round, and so is a counter that does not change."""
+    """
     (project.folder / TESTS).write_text(
         "def test_x(gate):\n"
         "    gate('tokens', [64] * 40, minimum=60)\n"
@@ -269,8 +268,7 @@ def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
     """If a run exceeds a limit of pytest-benchmark, pytest shows no traceback.
 
     Each gate passes, but the limit applies to the rounds of the benchmark.
-
-    No traceback is shown."""
+    """
     stored.replace('unit="ms"', 'unit="ms", worse_by=0.5')
     stored.replace('unit="tok/s"', 'unit="tok/s", worse_by=0.5')
     ended = stored.run(COMPARE, "--benchmark-compare-fail=median:5%", level=SLOWER)

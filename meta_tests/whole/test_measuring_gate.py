@@ -66,8 +66,7 @@ def test_the_rest_of_the_level_passes_on_a_fast_server(selected, passing_run):
     """The selected tests of the performance level pass on a fast server.
 
     `test_bench_chats` tests chats and samples.
-
-    `test_bench_chats` tests chats and samples."""
+    """
     _, run = passing_run(selected, "150")
     passed = [test["id"] for test in run.verdict["tests"] if test["verdict"] == "PASS"]
     assert len(passed) >= 5, run.output
@@ -96,8 +95,7 @@ def test_52_tokens_a_second_are_asked_of_every_server(
     """Without --configuration, the gate of 52 tok/s applies to every server.
 
     One of the servers has 47 tok/s, and a popular client reports 52 tok/s for it.
-
-    One server has 47 tok/s, which a popular client reports as 52."""
+    """
     status, run = _quick(run_pytest, timed_server, "--rate", str(rate), *traps)
     assert (run.verdict["verdict"], status) == (verdict, int(verdict == "FAIL")), run.output
     assert run.verdict["question"] is None
@@ -110,7 +108,7 @@ def test_52_tokens_a_second_are_asked_of_every_server(
 
 @pytest.mark.slow("the same server with another question")
 def test_the_last_line_names_another_configuration(timed_server, run_pytest):
-    """The last line of a run names another configuration of the profile.
+    """The last line of a run names the configuration whose gate the run was compared with.
 
     The server has 37 tok/s. A release is so much slower that few rounds are sufficient for a
     decision."""

@@ -76,8 +76,7 @@ def test_a_whole_test_is_set_up_again(tmp_path):
     """A repeated test gets new fixtures.
 
     The report contains the result of the last run, and states that there was another run.
-
-    The report is that of the last run, and says that there was another run."""
+    """
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: it measures time\n")
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\nfrom meta_tests import quiet\n"

@@ -405,8 +405,6 @@ def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
     """A killed shard is merged with the verdicts that its events contain.
 
     The merged run does not pass, and the other tests of the killed shard are NOT_RUN.
-
-    The run is not green, and its other tests are NOT_RUN.
     """
     shards = [tmp_path / f"shard-{number}" for number in (1, 2)]
     assert kill_after(runs.start(shards[0], "--shard", "1/2"), shards[0], 10, 0.0)

@@ -264,8 +264,7 @@ def test_a_clock_that_is_set_makes_no_other_server(monkeypatch, step_s):
     """If the system clock is changed, a process keeps its identity.
 
     If the step is None, another process is compared, which has another identity.
-
-    Another process has another identity (None)."""
+    """
 
     def child() -> psutil.Process:
         started = children.enter_context(subprocess.Popen(["sleep", "60"]))

@@ -199,8 +199,7 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     """A run from the wheel refuses a certificate if an option changes the tests.
 
     The options that `sm121 run` itself adds are no reason to refuse it.
-
-    Options that change the tests are."""
+    """
     to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")
     done = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
     assert done.returncode == 4 and "--certify with paths or node ids" in done.stderr, done.stderr
@@ -354,8 +353,6 @@ def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
 
     The clone is installed without a network, and build isolation finds setuptools in the
     wheelhouse.
-
-    Build isolation finds setuptools in the wheelhouse.
     """
     source = copy_of_the_sources(tmp_path)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "container"], check=True)

@@ -144,9 +144,7 @@ def test_arguments_override_values_but_not_required_features(tmp_path):
 
     An owner may request float16 or drafts. If the owner switches off graphs that a configuration
     requires, the run does not test this configuration.
-
-    If a configuration requires graphs and the owner switches them off, this does not test the
-    configuration."""
+    """
     for change, arguments in (
         (("dtype=torch.bfloat16", "dtype=torch.float16"), ["--dtype", "float16"]),
         (("enable_prefix_caching=True", "enable_prefix_caching=False"),

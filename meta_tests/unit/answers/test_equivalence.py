@@ -174,8 +174,7 @@ def test_two_right_answers_in_turn_are_no_degradation():
 
     In trap 108 of model-serving-minefield, one prompt had two answers in turn, each compared with
     the first answer. An answer that was never as likely is wrong, however rare it is.
-
-    An answer that was never as likely is wrong, however rare it is."""
+    """
     series = {"A": ATTRACTOR, "B": OTHER, "C": [at(1), at(9, 0.46, t2=0.2), at(8)]}
 
     def wrong(letters: str) -> list[int]:
@@ -412,8 +411,7 @@ def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error,
     """An answer may be shorter than requested only if the context is too short.
 
     The context that the server reports decides.
-
-    Within this context, an answer must have the requested length."""
+    """
 
     def cut(_body, _together, answered):
         answered["ids"], answered["places"] = answered["ids"][:tokens], answered["places"][:tokens]

@@ -120,8 +120,7 @@ def test_a_server_without_usable_log_probabilities_has_no_excuse(sent):
     """Log-probabilities that are 0 for each token do not excuse equal answers of a server.
 
     Some engines report log-probabilities after sampling.
-
-    Such a server is not excused."""
+    """
     api = Forms(0.5, ignores_temperature=True)
     send = api.send_chat
 

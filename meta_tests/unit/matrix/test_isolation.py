@@ -157,8 +157,7 @@ def test_a_second_start_that_fails_otherwise_may_be_the_last():
     """If a second start fails differently, it may be the last start of the level.
 
     It excludes every set of the first failure, and no time is left to test a set alone.
-
-    It clears every set of the first failure, and no time is left to try a set alone."""
+    """
     one = again_as(SLOWER, None, graphs="compiled", seqs="1")
     assert not one.confirmed and one.choice == (("graphs", "compiled"),)
 

@@ -2,9 +2,7 @@
 
 The tests use FlashInfer's own generators and ninja, and a compiler that records the type of the
 requested cache.
-
-The tests use FlashInfer's own generators and ninja, and a compiler that records the type of the
-requested cache."""
+"""
 
 import os
 import subprocess

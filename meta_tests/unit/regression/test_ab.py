@@ -1,8 +1,6 @@
 """The A/B comparison passes for two equal sides, and fails if side B is 10 % slower.
 
 The sides are distinguished.
-
-A against A passes, a loss of 10 % fails, and the sides are distinguished.
 """
 
 import sys

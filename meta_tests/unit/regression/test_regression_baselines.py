@@ -129,8 +129,7 @@ def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders)
     """Stored runs are ordered by their dates, although each Python version has its own folder.
 
     The last runs of each history have 150 tok/s, and those of its first half 100.
-
-    The Python version does not change their order."""
+    """
     dates = itertools.count()
     count = sum(folders.values())
     for python, runs in folders.items():
@@ -153,8 +152,7 @@ def test_a_change_shows_bytes_per_token_and_share_of_the_bound():
     """A change of a rate shows the bytes per token and the share of the upper bound.
 
     Half the rate with twice the bytes per token means another format, and no slower kernel.
-
-    A change shows both numbers."""
+    """
     now = metric("tg32@d0", [33.0] * 8, roofline=0.727, bytes_per_token=5.17e9)
     text = changed(now, metric("tg32@d0", [59.4] * 8, roofline=0.716, bytes_per_token=2.83e9)).text
     assert "33 tok/s (73% of the bound of 5.17 GB a token) against 59.4" in text

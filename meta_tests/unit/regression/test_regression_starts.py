@@ -32,8 +32,6 @@ def test_a_slow_start_blames_no_build_and_hides_none(stored):
     """A slow start neither makes a build fail nor hides a slow build.
 
     One run cannot distinguish a slow start from a slow build. A build that is 15 % slower fails.
-
-    A build that is 15 % slower fails.
     """
     worst = [Verdict.PASS, Verdict.NOT_RUN, Verdict.INCONCLUSIVE, Verdict.FAIL]
     verdicts = {0.85: Counter(), 0.9: Counter(), 1.0: Counter()}

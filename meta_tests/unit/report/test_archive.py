@@ -50,8 +50,7 @@ def test_an_archive_contains_the_run_from_any_folder(failed, tmp_path, monkeypat
 
     In the report directory, the archive does not contain itself. The run may also be given by its
     verdict.json.
-
-    If the run is given by its verdict.json, the archive is the same."""
+    """
     monkeypatch.chdir(failed)
     for _ in range(2):
         written, _ = archive.write(Path())

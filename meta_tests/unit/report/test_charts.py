@@ -175,8 +175,7 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
     """The report of a run contains the history of its metrics.
 
     The second of two runs is slower. Both are in its history, the second one last and only once.
-
-    Both are in the history of the report, this one last, and only once."""
+    """
     attached = ("--arch", "sm121", *fault_server().options, "--served-model-name", "canary")
     storing = ("--benchmark-autosave", f"--benchmark-storage={tmp_path / 'storage'}")
     runs = []

@@ -137,8 +137,6 @@ def test_compared_runs_show_failures_and_kernels(files, tmp_path, capsys):
 
     Failures are sorted by severity, and an excused failure does not count. The other run's log
     proves one value more.
-
-    The other run's log proves one value more.
     """
     other = verdict(memory_peak_gib=metric(3.0, unit="GiB", ci_low=None, ci_high=None)) | {
         "levels": {"smoke": {"verdict": "FAIL", "passed": 1}, "stress": {"verdict": "NOT_RUN"}},

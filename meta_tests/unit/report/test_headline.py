@@ -253,8 +253,7 @@ def test_the_reason_of_a_failed_run_is_never_that_it_has_not_finished():
     """If a failed run also has undecided tests, its reason is the failed test.
 
     This happens in a run with -x.
-
-    The reason is the failed test."""
+    """
     run = run_of(ended("test_one"), ended("test_two", Verdict.NOT_RUN), finished=False)
     assert run.verdict is Verdict.FAIL
     assert run.reason == "x::test_one: it broke; the run has not finished"

@@ -125,8 +125,7 @@ def test_numbers_that_are_none_are_not_known(runs, tmp_path):
     """Numbers that are NaN or infinite count as unknown.
 
     Python writes them into JSON, but no other reader of JSON accepts them.
-
-    They count as unknown."""
+    """
     raw = json.loads((runs["fail"] / "verdict.json").read_text())
     raw["metrics"]["tg32@d0"] |= {"value": float("inf"), "ci_low": float("nan")}
     assert main(["report", str(_written(raw, tmp_path))]) == 0
@@ -265,8 +264,7 @@ def test_junit_is_not_green_when_the_run_is_not(runs, verdict):
     """The file junit.xml has a failure if the run does not pass, although every test passed.
 
     A certificate was refused, and readers of junit.xml see only test cases.
-
-    Readers of junit.xml see only test cases."""
+    """
     report = stored.read(runs["pass"])
     names = [suite.get("name") for suite in ElementTree.fromstring(junit.xml(report))]
     report.run.settle(verdict)

@@ -133,8 +133,7 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
 
     No other configuration's path has these values. The calls of all kernels of known parts are
     included.
-
-    The calls of all kernels of known parts are included."""
+    """
     marlin = "void marlin::Marlin<(long)1>()"
     write = "vllm::reshape_and_cache_flash_kernel<float>"
     rows = [Launches(f"k{n}", 1, 1.0) for n in range(50)]

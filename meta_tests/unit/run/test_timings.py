@@ -356,9 +356,7 @@ def test_the_remaining_time_never_jumps_up_by_more_than_a_tenth(every_s, start_s
     """The remaining time rises by at most a tenth, even in a run that is slower than its forecast.
 
     Such a run shows a lower bound. Before: at least 0:31, and in the next line at least 0:36.
-
-    Recorded: at least
-    0:31, and at the next line at least 0:36."""
+    """
     known = ranged(4)
     took = {each.check.id: check_s for each in known.expected}
     seen = replayed(known, took, start_s, every_s)

@@ -189,8 +189,7 @@ def test_a_run_that_has_nothing_in_common_with_the_trusted_run_is_inconclusive(t
     """A run that has nothing in common with the trusted run is INCONCLUSIVE.
 
     Another shard may have something to compare. If no shard does, the merged run reports it.
-
-    If no shard does, the merged run reports it."""
+    """
     tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
     trusted = replace(trusted, runs=(replace(trusted.newest, metrics={}),))
     left_out = {name for name, *_ in TESTS}
@@ -314,9 +313,7 @@ def test_a_failure_that_the_profile_does_not_need_is_listed():
 
 
 def test_a_deviation_that_the_trusted_run_did_not_show_is_red(trusted):
-    """A known deviation of the release makes a run fail if the trusted run did not have it.
-
-    But the trusted build did not have it."""
+    """A known deviation of the release makes a run fail if the trusted run did not have it."""
     served = ["empty-messages: served"]
 
     def judged(before: list[str] | None) -> tuple[VerdictFile, list[TestReport]]:
@@ -367,8 +364,7 @@ def test_unjudged_metrics_are_named(trusted):
     """A run with a metric that one run cannot decide passes, and the metric is named as not judged.
 
     Here, a percentile is nearly twice as long.
-
-    One run decides nothing, and the metric is not reported as good."""
+    """
     rate = trusted.newest.metrics["tg32@d0"]
     of_a_tail = {"unit": "ms", "higher_is_better": False, "quantile": 0.99}
     tail = replace(rate, name="itl_p99", samples=(90.0, 91.0), value=90.0, **of_a_tail)
@@ -426,8 +422,7 @@ def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, ru
     """A failure because of a response status is known if the trusted run had the same status.
 
     Any other error of the client says nothing about the server.
-
-    Any other error says nothing about the server."""
+    """
     file = "meta_tests/whole/scenarios/refused.py"
     common = ("--arch", "cpu", *fault_server().options, file)
     for broken, status, key, name in (

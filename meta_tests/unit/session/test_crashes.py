@@ -31,8 +31,7 @@ def test_message_crash_and_bundle_name_the_same_cause(run_pytest, canary_bf16, n
 
     The log has no cause, but the exit code and the kernel's messages have one. Before, only the
     line of the crash used them, and the test's message named the OOM killer.
-
-    Before, only the line of the crash used them, and the test's message named the OOM killer."""
+    """
     environment = {
         "SM121_META_PYTHON": sys.executable,
         "SM121_META_SERVER": "killed_start.py",

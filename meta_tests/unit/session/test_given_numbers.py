@@ -37,8 +37,7 @@ def test_a_length_has_the_bound_of_the_server():
     """The option accepts any length of a prompt that is a number of at most 18 digits.
 
     `performance.refuse_wrong_sizes` later compares it with the server's context.
-
-    Here, a length only has to be a number."""
+    """
     assert number("--pp", "99999999") == 99999999
     assert numbers({"--depths": "0,99999999"}.get, "--depths", "0") == (0, 99999999)
     with pytest.raises(

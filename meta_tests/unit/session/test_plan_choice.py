@@ -138,8 +138,7 @@ def test_a_named_test_misses_no_metric_of_other_tests(run_pytest, history):
     """A run of one named test does not report the metrics of other tests as missing.
 
     The history of a whole run has metrics that the named test does not measure.
-
-    They do not count as missing."""
+    """
     _, _, output = asked(run_pytest, history, "-k", "test_decode_rate", "--benchmark-compare")
     assert "test_no_metric_is_worse" in output and "test_no_metric_is_missing" not in output
 

@@ -95,8 +95,7 @@ def test_the_sections_before_the_time_limit_are_kept(flashinfer, monkeypatch):
     """If FlashInfer's command exceeds the time limit, the record keeps the sections printed before.
 
     On an H200 without a network, 0.6.12 repeats its requests for more than a minute.
-
-    The sections before are kept."""
+    """
     variables = flashinfer("print('=== Version Info ===')", "import time", "time.sleep(60)")
     monkeypatch.setattr(flashinfer_config, "_WITHIN_S", 2.0)
     config = flashinfer_config.run_show_config(sys.executable, variables)

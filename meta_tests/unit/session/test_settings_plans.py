@@ -141,8 +141,7 @@ def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
     """A run reports its plan, and which tests the plan leaves out.
 
     The real selection decides which tests these are. The name of a parameter is no name in a plan.
-
-    The name of a parameter is no name in a plan."""
+    """
     tests, output = collected(run_pytest, "--plan", "quick")
     assert any("test_decode_rate[d512-tg32]" in test for test in tests)
     assert not any("tg128" in test or "test_stress" in test for test in tests)

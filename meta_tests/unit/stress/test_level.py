@@ -211,8 +211,7 @@ def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
 
     The server runs few requests at a time. No request streams, and the last ones wait longer than a
     request may be silent.
-
-    No request streams, and the last ones wait longer than a request may be silent."""
+    """
     monkeypatch.setenv("SM121_META_STEP_S", "0.05")
     job = Job("waits", {"model": "canary", "prompt": "x", "max_tokens": 10}, 10)
     with servers.stress_server() as endpoint:

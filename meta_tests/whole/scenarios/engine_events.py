@@ -1,6 +1,6 @@
 """Tests that pass although something happens to the server between them.
 
-The catalogue of false-green scenarios starts this with ``scripted_engine.py``. SM121_META_DO is the
+The catalogue of false-green scenarios starts them with ``scripted_engine.py``. SM121_META_DO is the
 query of ``GET /meta``."""
 
 import os
