@@ -229,6 +229,39 @@ def test_a_start_that_does_not_fit_names_the_argument_to_change(
     assert (finding.severity, finding.remedy) == (severity, remedy), finding
 
 
+@pytest.mark.parametrize(
+    ("length", "kv_bits", "utilisation", "remedy"),
+    [
+        pytest.param(
+            1010000,
+            16.0,
+            0.16,
+            "raise --gpu-memory-utilization to 0.73 and take --kv-cache-dtype fp8",
+            id="an FP8 cache alone does not fit",
+        ),
+        pytest.param(
+            8192,
+            8.0,
+            0.16,
+            "raise --gpu-memory-utilization to 0.18",
+            id="only the usual overhead leaves room",
+        ),
+        pytest.param(
+            1010000,
+            16.0,
+            0.1,
+            "raise --gpu-memory-utilization to 0.15",
+            id="the weights do not fit",
+        ),
+    ],
+)
+def test_the_remedy_suffices(length, kv_bits, utilisation, remedy, tmp_path):
+    found = inspection.of_folder(checkpoints.load("Qwen/Qwen3-8B").write(tmp_path))
+    start = replace(START, length=length, kv_bits=kv_bits, utilisation=utilisation)
+    (finding,) = start_memory.forecast(found, start, GB10).findings()
+    assert finding.remedy == remedy, finding
+
+
 def test_the_length_that_is_named_fits(gpt_oss):
     start = replace(START, utilisation=0.56, kv_bits=16.0)
     forecast = start_memory.forecast(gpt_oss, start, GB10)

@@ -119,6 +119,8 @@ class MemoryForecast:
     request: float | None
     #: The KV cache for one more token in such a request.
     growth: float = 0.0
+    #: The KV cache for the request with an FP8 cache; None: the cache has at most 8 bits already.
+    fp8_request: float | None = None
 
     @property
     def requested(self) -> float:
@@ -202,7 +204,11 @@ class MemoryForecast:
         )
 
     def _too_large(self) -> PreflightFinding:
-        remedy = self._larger_share() or "take a checkpoint with fewer bits, or several machines"
+        remedy = (
+            self._larger_share(self.request or 0.0)
+            or self._larger_share(0.0)
+            or "take a checkpoint with fewer bits, or several machines"
+        )
         return finding_of(
             "weights_exceed_memory",
             weights=self.weights,
@@ -220,9 +226,15 @@ class MemoryForecast:
         fitting = self._fitting_length(request, low)
         if fitting:
             remedies.append(f"lower --max-model-len to {fitting}")
-        if self.start.kv_bits > _FP8_BITS:
-            remedies.append("take --kv-cache-dtype fp8")
-        remedies += filter(None, (self._larger_share(),))
+        larger = self._larger_share(request)
+        if self.fp8_request is not None:
+            if self.fp8_request <= high:
+                remedies.append("take --kv-cache-dtype fp8")
+            elif not larger:
+                with_fp8 = self._larger_share(self.fp8_request)
+                larger = f"{with_fp8} and take --kv-cache-dtype fp8" if with_fp8 else ""
+        if larger:
+            remedies.append(larger)
         remedy = ", or ".join(remedies) or "take a checkpoint with fewer bits, or several machines"
         return finding_of(
             "context_exceeds_cache",
@@ -234,13 +246,19 @@ class MemoryForecast:
             remedy=remedy,
         )
 
-    def _larger_share(self) -> str:
-        """Return a remedy: the larger share of the memory that suffices; empty if there is none."""
-        needed = self.weights + overhead().usual + (self.request or 0.0)
-        share = math.ceil(100 * needed / self.memory.total) / 100
-        if share > _MOST_UTILISATION or share <= self.start.utilisation:
-            return ""
-        return f"raise --gpu-memory-utilization to {share:g}"
+    def _larger_share(self, request: float) -> str:
+        """Return a remedy: the larger share of the memory that suffices; empty if there is none.
+
+        Args:
+            request: The KV cache that is needed. With the usual overhead, it may already fit; then
+                the largest overhead counts.
+        """
+        beside = overhead()
+        for besides in (beside.usual, beside.most):
+            share = math.ceil(100 * (self.weights + besides + request) / self.memory.total) / 100
+            if self.start.utilisation < share <= _MOST_UTILISATION:
+                return f"raise --gpu-memory-utilization to {share:g}"
+        return ""
 
     def _fitting_length(self, request: float, kv_cache: float) -> int:
         """Return the maximum length of a request that fits in a KV cache; 0 if none fits."""
@@ -315,13 +333,26 @@ def forecast(
     weights = loaded(inspection, served, drafts=start.drafts)
     request: float | None = None
     growth = 0.0
+    fp8_request: float | None = None
     if inspection.kv is not None and start.length:
         size = inspection.kv.request_size(
             start.length, start.kv_bits, batched=start.batched, block=start.block
         )
         request = size / start.parallel / _GIB
+        if start.kv_bits > _FP8_BITS:
+            smaller = inspection.kv.request_size(
+                start.length, _FP8_BITS, batched=start.batched, block=start.block
+            )
+            fp8_request = smaller / start.parallel / _GIB
         growth = inspection.kv.growth(start.kv_bits) / start.parallel / _GIB
-    return MemoryForecast(start, memory, weights / start.parallel / _GIB, request, growth)
+    return MemoryForecast(
+        start=start,
+        memory=memory,
+        weights=weights / start.parallel / _GIB,
+        request=request,
+        growth=growth,
+        fp8_request=fp8_request,
+    )
 
 
 def lines(found: MemoryForecast) -> Iterable[str]:
