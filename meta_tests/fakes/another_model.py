@@ -42,6 +42,8 @@ class Handler(JsonHandler):
     knows = True
     #: Whether the server has a chat template.
     chats = True
+    #: Whether the server streams completions. Otherwise, it answers with HTTP 500.
+    streams = True
     root = str(CHECKPOINT)
     name = MODEL
     asked_so_far: Counter[str]
@@ -64,6 +66,8 @@ class Handler(JsonHandler):
         asked = self.asked()
         if not self.chats and ("messages" in asked or self.path == "/v1/responses"):
             self.say({"error": {"message": NO_TEMPLATE, "code": 400}}, 400)
+        elif asked.get("stream") and not self.streams:
+            self.say({"error": {"message": "no stream", "code": 500}}, 500)
         elif self.path == "/tokenize":
             text = PROMPT if "messages" in asked else asked["prompt"]
             self.say({"tokens": [ord(letter) for letter in text], "count": len(text)})

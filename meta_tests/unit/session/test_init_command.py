@@ -238,6 +238,16 @@ def test_a_model_without_a_checkpoint_here_is_named_with_an_option_that_exists(d
     assert "sm121 init-profile ... --model DIR" in text and "--checkpoint" not in text
 
 
+def test_a_server_that_refuses_to_stream_has_no_rates(tmp_path, capsys):
+    output = tmp_path / "mine.toml"
+    with another_model(streams=False) as url:
+        cli.main(["init-profile", "--base-url", url, "--arch", "cpu", "--output", str(output)])
+    text = output.read_text()
+    assert re.search(r"^# UNKNOWN: rates: .*500", text, re.M), text
+    assert "inf ms" not in text and "# no gate" not in text
+    assert re.search(r"rates: not measured: .*500", capsys.readouterr().out)
+
+
 def test_a_golden_bound_that_was_not_measured_is_unknown(draft):
     unmeasured = r"^# UNKNOWN: the golden limits[^#]*\n#[^\n]* sm121 init-profile"
     made = draft()

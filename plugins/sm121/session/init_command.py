@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import math
 import re
 import sys
 import tempfile
@@ -157,7 +158,12 @@ def _measured(server: Server, prompt: int, say: Say) -> tuple[Result | None, str
         )
     except (Sm121Error, NotRun) as error:
         return None, str(error)
-    return result, ""
+    numbers = result.numbers.values()
+    if any(number.value and math.isfinite(number.value) for number in numbers):
+        return result, ""
+    why = "; ".join(dict.fromkeys(str(each) for one in numbers for each in one.measurement.invalid))
+    say(f"rates: not measured: {why}")
+    return None, why
 
 
 def _name(served: str, arch: str) -> str:

@@ -201,7 +201,12 @@ class Draft:
     def invalid_numbers(self) -> list[str]:
         """The measured numbers that cannot be gates, with the reasons."""
         numbers: Mapping[str, Number] = self.measured.numbers if self.measured else {}
-        return [f"{name}: {number}" for name, number in numbers.items() if not number.valid]
+        lines = []
+        for number in numbers.values():
+            if not number.valid:
+                reasons = "".join(f"; {reason}" for reason in number.measurement.invalid)
+                lines.append(f"{number}{reasons}")
+        return lines
 
     @property
     def plans(self) -> dict[str, dict[str, Any]]:
