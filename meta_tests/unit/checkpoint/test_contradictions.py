@@ -223,6 +223,14 @@ def test_a_weight_without_the_scale_that_other_layers_have_is_wrong(tmp_path):
     ]
 
 
+def test_fp8_weights_of_which_none_has_a_scale_are_not_judged(tmp_path):
+    public = small("deepseek-ai/DeepSeek-R1").with_tensors(without_scales())
+    found = inspection.of_folder(public.write(tmp_path))
+    assert found.facts == ()
+    line = next(line for line in found.unjudged if line.startswith("attention: "))
+    assert line.startswith("attention: the format of 25 weights is fp8 without a known scale, ")
+
+
 def packed_attention(name: str, entry: Entry) -> dict[str, Entry]:
     """Pack two values of the attention's weights in a byte, in a form that no row of the data
     describes."""
@@ -293,6 +301,28 @@ def test_a_layer_without_tensors_is_missing(tmp_path):
 
     (fact,) = facts_of(small("Qwen/Qwen3-8B"), tmp_path, change)
     assert (fact.about, fact.observed) == ("layers", "none of layer 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "about"),
+    [("mlp.up_proj", "mlp, layer 2"), ("self_attn.o_proj", "attention, layer 2")],
+)
+def test_a_matrix_that_one_layer_lacks_is_missing(name, about, tmp_path):
+    def change(tensor: str, entry: Entry) -> dict[str, Entry]:
+        return {} if f".layers.2.{name}." in tensor else {tensor: entry}
+
+    (fact,) = facts_of(small("Qwen/Qwen3-8B"), tmp_path, change)
+    assert (fact.about, fact.observed) == (about, f"no {name.partition('.')[2]}")
+
+
+def test_layers_may_share_keys_and_values(tmp_path):
+    """In some models, layers use the keys and values of another layer, or keys as values."""
+
+    def change(tensor: str, entry: Entry) -> dict[str, Entry]:
+        shared = (".layers.2.self_attn.k_proj", ".layers.2.self_attn.v_proj")
+        return {} if any(name in tensor for name in shared) else {tensor: entry}
+
+    assert facts_of(small("Qwen/Qwen3-8B"), tmp_path, change) == ()
 
 
 def test_an_expert_that_one_layer_lacks_is_missing(tmp_path):

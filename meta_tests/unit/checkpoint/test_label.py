@@ -180,3 +180,23 @@ def test_values_are_counted_whatever_the_packing(kind, values, tmp_path):
     for weight in found.weights:
         assert weight.values == 256 * 1024
         assert weight.main.size * 8 / weight.values == values
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "observed"),
+    [
+        pytest.param("nvfp4", compressed({**NVFP4, "group_size": 16}), [], id="nvfp4"),
+        pytest.param("nvfp4", compressed({**NVFP4, "group_size": 32}), ["16"], id="nvfp4-32"),
+        pytest.param("int4", compressed(INT4), [], id="int4"),
+        pytest.param("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 128}, [], id="gptq"),
+        pytest.param(
+            "gptq", {"quant_method": "gptq", "bits": 4, "group_size": 64}, ["128"], id="gptq-64"
+        ),
+        pytest.param("gptq", {"quant_method": "gptq", "bits": 4, "group_size": -1}, [], id="all"),
+    ],
+)
+def test_the_number_of_values_per_scale_agrees_with_the_tensors(kind, label, observed, tmp_path):
+    facts = inspected(tmp_path, kind, label).facts
+    found = [fact.observed for fact in facts if "values per scale" in str(fact.required)]
+    assert found == [f"{number} values per scale" for number in observed]
+    assert len(facts) == len(observed)

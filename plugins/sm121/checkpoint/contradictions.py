@@ -17,6 +17,11 @@ _FLOATS = ("float64", "float32", "bfloat16", "float16")
 #: unquantised. The engine's model code handles such exceptions (for example DeepSeek-V4's
 #: compressor).
 _MOST = 0.5
+#: Padded scales change the number of values per scale by less than this factor.
+_PADDING = 1.5
+#: Matrices of a module that exist only together. Keys and values are not listed, because layers may
+#: share them.
+_TOGETHER = (("gate_proj", "up_proj", "down_proj"), ("q_proj", "o_proj"))
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
         One fact, which names the layers, for each part, required format and observed format.
     """
     facts = [*_wrong_experts(held, config), *_missing_layers(held, config)]
+    facts += _missing_matrices(held)
     if own.unknown:
         line = f"the declared quantisation {own.unknown}: no row of checkpoint.toml describes it"
         return LabelJudgement(tuple(facts), (), (line,))
@@ -50,6 +56,7 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
     left, notes = _left_alone(matrices)
     wrong = [each for each in matrices if each.is_wrong]
     facts += [*_facts(own, [*wrong, *left]), *_without_scale(matrices)]
+    facts += _wrong_group_size(own, matrices)
     return LabelJudgement(tuple(facts), tuple(notes), tuple(_unjudged(matrices)))
 
 
@@ -142,16 +149,44 @@ def _lacking_scales(matrices: Sequence[_Matrix]) -> list[_Matrix]:
 
 
 def _unjudged(matrices: Sequence[_Matrix]) -> Iterator[str]:
-    """Yield a line for each part with matrices whose format no row describes."""
+    """Yield a line for each part with matrices whose format or scale no row describes."""
     groups: dict[tuple[str, str], list[Weight]] = {}
     lacking = _lacking_scales(matrices)
     for each in matrices:
-        if each.formats and not each.weight.is_described and each not in lacking:
-            key = (each.weight.group, str(each.weight.format))
+        if each.formats and not each.is_float and not each.weight.has_scale and each not in lacking:
+            kind = str(each.weight.format)
+            if each.weight.is_described:
+                kind += " without a known scale"
+            key = (each.weight.group, kind)
             groups.setdefault(key, []).append(each.weight)
     for (group, kind), these in groups.items():
         first = these[0].main
         yield f"{group}: the format of {len(these)} weights is {kind}, such as {first}"
+
+
+def _wrong_group_size(own: Label, matrices: Sequence[_Matrix]) -> Iterator[Fact]:
+    """Yield a fact for each part with another number of values per scale than the label's.
+
+    A label with several groups may have several such numbers, so it is not judged.
+    """
+    if own.group_size is None or len(own.groups) != 1:
+        return
+    groups: dict[tuple[str, int], list[Weight]] = {}
+    for each in matrices:
+        size = each.weight.group_size
+        if not size or each.weight.format not in (each.formats or ()):
+            continue
+        if max(size, own.group_size) >= _PADDING * min(size, own.group_size):
+            groups.setdefault((each.weight.group, size), []).append(each.weight)
+    for (group, size), these in groups.items():
+        layers = weights.layers_text(each.layer for each in these)
+        yield Fact(
+            required=f"{own.group_size} values per scale ({own.name} in {own.file})",
+            observed=f"{size} values per scale",
+            about=", ".join(filter(None, (group, layers))),
+            kind=KIND,
+            evidence=f"{len(these)} weights, such as {these[0].main}",
+        )
 
 
 def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
@@ -233,6 +268,36 @@ def _missing_layers(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterat
             about="layers",
             kind=KIND,
         )
+
+
+def _missing_matrices(held: Sequence[Weight]) -> Iterator[Fact]:
+    """Yield a fact if a module of a layer lacks a matrix that the same module of others has."""
+    modules: dict[str, dict[str, Weight]] = {}
+    for each in held:
+        parent, _, name = each.module.rpartition(".")
+        modules.setdefault(parent, {})[name] = each
+    for together in _TOGETHER:
+        whole = set()
+        for parent, own in modules.items():
+            if all(name in own for name in together):
+                whole.add(weights.role(f"{parent}."))
+        missing: dict[tuple[str, str], list[Weight]] = {}
+        for parent, own in modules.items():
+            stored = [own[name] for name in together if name in own]
+            if not stored or weights.role(f"{parent}.") not in whole:
+                continue
+            for name in together:
+                if name not in own:
+                    missing.setdefault((stored[0].group, name), []).append(stored[0])
+        for (group, name), these in missing.items():
+            layers = weights.layers_text(each.layer for each in these)
+            yield Fact(
+                required=f"{', '.join(together)}, as in other layers",
+                observed=f"no {name}",
+                about=", ".join(filter(None, (group, layers))),
+                kind=KIND,
+                evidence=f"{len(these)} modules, such as the one of {these[0].main}",
+            )
 
 
 def number(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:

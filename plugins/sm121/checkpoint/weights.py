@@ -40,6 +40,8 @@ class Weight:
     is_described: bool
     #: Whether the weight has scales in a form that checkpoint.toml describes.
     has_scale: bool
+    #: The number of values per scale; None if the values are not packed, or have no scale.
+    group_size: int | None
     #: The tensor with the values, without scales and zero points.
     main: Tensor
     #: The number of the weight's values, if it is known.
@@ -95,12 +97,15 @@ def _weight(
     kind: str | None = None
     is_described = True
     values = main.elements
+    values_per_scale: int | None = None
     row = _row_of(own)
     if row is not None:
         main = own[row.weight]
         packed = row.values or _packing(row, own, group_size)
         kind = row.id if row.values else f"{row.id}{_PACKED_BITS // packed}"
         values = main.elements * packed
+        if packed > 1 and own[row.scale].elements:
+            values_per_scale = round(values / own[row.scale].elements)
     elif len(main.shape) > 1 and names.no_matrix.search(module) is None:
         kind = weight_tables.load().plain.get(main.dtype)
         if kind is None:
@@ -115,6 +120,7 @@ def _weight(
         format=kind,
         is_described=is_described,
         has_scale=row is not None,
+        group_size=values_per_scale,
         main=main,
         values=values,
         size=sum(tensor.size for tensor in own.values()),
