@@ -27,6 +27,11 @@ HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
             KvCache(1, 0, 0, 2048),
             id="qwen3-next",
         ),
+        pytest.param(
+            {"num_hidden_layers": 4, "num_key_value_heads": None, "num_attention_groups": 8},
+            KvCache(4, 0, 0, 2048),
+            id="step-3.5",
+        ),
     ],
 )  # fmt: skip
 def test_layers_and_values_are_those_of_the_model(config, expected):
@@ -47,3 +52,20 @@ def test_layers_and_values_are_those_of_the_model(config, expected):
 def test_a_cache_of_another_form_is_unknown(config, said):
     with pytest.raises(Sm121Error, match=f"the size of its KV cache is unknown: .*{said}"):
         kv_cache_of({**HEADS, "num_hidden_layers": 4, **config})
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"sliding_window": 4096, "sliding_window_pattern": "LLLG"}, "'LLLG'"),
+        ({"num_hidden_layers": "four"}, "'four'"),
+    ],
+)
+def test_a_value_that_is_no_number_is_named(config, said):
+    with pytest.raises(Sm121Error, match=f"has a value of an unknown form .*{said}"):
+        kv_cache_of({**HEADS, "num_hidden_layers": 4, **config})
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(Sm121Error, match="lacks 'num_hidden_layers'"):
+        kv_cache_of(HEADS)

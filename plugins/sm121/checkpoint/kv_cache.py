@@ -98,8 +98,12 @@ def kv_cache_of(config: Mapping[str, Any]) -> KvCache:
         window = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
         full, sliding = _layers(text, layers, window)
         values = _values(text)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise Sm121Error(f"the model's configuration lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        raise Sm121Error(
+            f"the model's configuration has a value of an unknown form ({error})"
+        ) from error
     return KvCache(full, sliding, window if sliding else 0, values)
 
 
@@ -109,7 +113,9 @@ def _values(text: Mapping[str, Any]) -> int:
         return int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
     heads = int(text["num_attention_heads"])
     head_dim = text.get("head_dim") or int(text["hidden_size"]) // heads
-    return 2 * int(text.get("num_key_value_heads") or heads) * int(head_dim)
+    # Step-3.5 calls the heads of keys and values groups.
+    kv_heads = text.get("num_key_value_heads") or text.get("num_attention_groups") or heads
+    return 2 * int(kv_heads) * int(head_dim)
 
 
 def _layers(text: Mapping[str, Any], layers: int, window: int) -> tuple[int, int]:
