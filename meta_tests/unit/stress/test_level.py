@@ -268,7 +268,7 @@ def test_joining_counts_without_a_counter_are_not_passed(level, monkeypatch):
     with pytest.raises(verdict.NotRun, match="has no counter"):
         uncounted.joining()
     fewer, _ = level("fewer")
-    with pytest.raises(verdict.Inconclusive, match=r"never [^:]*6, 7, 8 .*--max-num-seqs"):
+    with pytest.raises(verdict.Inconclusive, match=r"never [^:]*6, 7, 8: .*--max-num-seqs"):
         fewer.joining()
 
 

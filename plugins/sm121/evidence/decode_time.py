@@ -433,7 +433,9 @@ def _judge_host(judgement: Judgement, time: DecodeTime) -> None:
     gates = decode_parts.load().gates
     share = time.host_share
     if share is None or time.step_ms is None:
-        judgement.not_run.append("host: the trace has no times of its kernels")
+        judgement.not_run.append(
+            "host: the share is unknown, because the trace contains no start times of kernels"
+        )
         return
     if share <= gates.host_share or share * time.step_ms < gates.host_ms:
         return

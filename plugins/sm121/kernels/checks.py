@@ -126,7 +126,8 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
         return wrong
     if run.is_declared_deterministic and not _same_bits(outputs[0], outputs[1]):
         differ = "two runs that differ; remove it from `deterministic`, or make it deterministic"
-        return [Fact("the same bits in each run, as declared", differ, problem.operation)]
+        required = "equal bits in each run, because it is declared deterministic"
+        return [Fact(required, differ, problem.operation)]
     return _check_repeats(run, outputs[0])
 
 
@@ -159,7 +160,13 @@ def _check_repeats(run: _Run, first: Any) -> list[Fact]:
             wrong = with_subject(about, problem.judge(output, run.declared))
     if different and run.is_declared_deterministic:
         observed = f"{len(different)} with other bits (the first is run {different[0]})"
-        wrong.append(Fact(f"{runs} equal runs, as declared", observed, problem.operation))
+        wrong.append(
+            Fact(
+                f"equal bits in {runs} runs, because it is declared deterministic",
+                observed,
+                problem.operation,
+            )
+        )
     return wrong
 
 

@@ -217,7 +217,9 @@ class RunBox:
         if self.elsewhere is not None:
             return None
         run = self.run
-        run.record.say("box", f"{when} the measurements: memory, matrices, other processes")
+        run.record.say(
+            "box", f"{when} the measurements: memory bandwidth, matrix rate, other processes"
+        )
         device = "cpu" if run.target.arch == architecture.CPU else "cuda:0"
         reference = run.profile.box
         # If the machine was unfit before, it stays DEGRADED, so one reading is enough.

@@ -263,7 +263,10 @@ def _priced(
         return Priced(rounding, samples, reasons)
     except Refused as refusal:
         if refusal.status == 400 and "max allowed" in str(refusal):
-            raise verdict.NotRun(f"--max-logprobs 20 shows it: {refusal}") from refusal
+            raise verdict.NotRun(
+                "accuracy: expected 20 log-probabilities for each token, but the server refuses "
+                f"them. Start it with --max-logprobs 20. Its answer: {refusal}"
+            ) from refusal
         raise
 
 

@@ -355,11 +355,12 @@ def _evaluate_crashes(criterion: Criterion, visits: Sequence[Visit]) -> Criterio
 
 
 def _evaluate_path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
-    """Evaluate a criterion on the experts' kernel, from the logs of B."""
+    """Evaluate a criterion on the MoE backend, from the logs of B."""
     paths = [visit.path for visit in visits if visit.side == "B"]
     experts = sorted({str(path["moe"]) for path in paths if path.get("moe")})
     if not experts:
-        return CriterionResult(criterion, Verdict.NOT_RUN, note="B's log does not show its experts")
+        note = "the log of B does not show the MoE backend"
+        return CriterionResult(criterion, Verdict.NOT_RUN, note=note)
     pattern = re.compile(criterion.moe or criterion.moe_not or "")
     matches = [bool(pattern.search(name)) for name in experts]
     holds = all(matches) if criterion.moe else not any(matches)

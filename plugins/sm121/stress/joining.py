@@ -112,14 +112,14 @@ class Joining:
         return not self.missing() or took_s > 2 * self.lasts_s + _MORE_S
 
     def missing(self) -> list[int]:
-        """Return the numbers of running requests, one of them joining, that did not occur."""
+        """Return the numbers from 1 to `most` that were never the number of running requests."""
         reached = self.observed
         if not self.counts:
             reached = {number + 1 for number in self.joined}
         return [number for number in range(1, self.most + 1) if number not in reached]
 
     def require_all(self) -> None:
-        """Require that each concurrency, from 1 to the maximum, occurred by the server's counters.
+        """Require that the server's counter showed each number of requests from 1 to the maximum.
 
         Raises:
             NotRun: The server has no such counter.
@@ -131,9 +131,11 @@ class Joining:
         if missing:
             raise Inconclusive(
                 unmet.Fact(
-                    f"1 to {self.most} requests running, one of them joining",
-                    f"never {missing} by the server's counters: it runs fewer at once than "
-                    "were sent (--max-num-seqs, or a KV cache that is too small), or too briefly",
+                    "the server's counter of running requests to show each number from 1 to "
+                    f"{self.most}",
+                    f"never {missing}: the server runs fewer requests at once than were sent "
+                    "(because of --max-num-seqs, or of a KV cache that is too small), or the "
+                    "requests were too short for a reading of the counter",
                 )
             )
 

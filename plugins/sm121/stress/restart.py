@@ -76,7 +76,7 @@ def under_load(
     late = [number for number, seconds in waited.items() if seconds > learned_within_s]
     if late:
         silence = Fact(
-            "an answer, an error or a closed connection for each client, after the stop within",
+            "each client of the stopped server to get an answer, an error or a disconnect within",
             f"for {len(late)} of {len(waited)} requests",
             value=longest,
             limit=learned_within_s,
