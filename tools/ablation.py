@@ -77,8 +77,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Defect:
-    """A defect of the canary: another model, another function of the oracle in `module`, or
-    both."""
+    """A defect of the canary. `change` changes its weights; `instead` replaces a function of the
+    oracle's `module`. A defect has one of them or both."""
 
     change: Change = lambda weights: weights
     module: Any = None

@@ -236,7 +236,10 @@ def another_date(text: str) -> list[int]:
 
 @plainly
 def says_other_ids(request: Request, forward: Forward) -> Answer:
-    """Drop the instructions, but report the ids and the usage of the chat that has them."""
+    """Answer a chat without its instructions.
+
+    The reported prompt ids and usage are those of the chat with the instructions.
+    """
     body = request.body
     if request.path != CHAT or body is None or body.get("stream"):
         return forward(request)

@@ -30,7 +30,8 @@ def test_requested_values_are_read_from_a_log():
         "--speculative-config.method eagle3": "different",
     }
     assert of_log("{'enforce_eager': False, 'kv_cache_dtype': 'auto'}", *GB10_LOG) == {}
-    # Python's default text for an object does not hide the other arguments of the line.
+    # The line may contain Python's default text for an object, which is not a literal. The other
+    # arguments of the line are read nevertheless.
     eager = {"--enforce-eager true": "different"}
     for other in ("<function f at 0x7f00>", "<x.Y object at 0x7f>", "[<CUDAGraphMode.FULL: 2>]"):
         assert of_log(f"{{'x': {other}, 'enforce_eager': True}}", *GB10_LOG) == eager

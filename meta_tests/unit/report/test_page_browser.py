@@ -33,7 +33,8 @@ def reports(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded():
-    """Reports that stay open, because loading takes longer than checking."""
+    """The loaded reports. They stay open for all tests of this module, because loading a report
+    takes longer than checking it."""
     return {}
 
 

@@ -17,8 +17,10 @@ from sm121.session.repeated import MonitorRound, Records, _Player, judged, repea
 
 
 def drafting(shares: list[float], per_minute: int = 1000) -> tuple[float | None, str | None]:
-    """Return the lowest acceptance rate and the deviation, for minutes with these acceptance
-    rates."""
+    """Return the lowest acceptance rate of a simulated run, and the text of the reported deviation.
+
+    Each item of `shares` is the acceptance rate of one minute of the run.
+    """
     acceptance = Acceptance()
     drafted = accepted = 0.0
     acceptance.take(0.0, Counters({"draft_tokens": 0.0, "accepted_tokens": 0.0}))

@@ -1,4 +1,4 @@
-"""Find contradictions between a checkpoint's label and its tensors."""
+"""Find contradictions between a checkpoint's declared quantisation, its label, and its tensors."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from sm121.core.unmet import Fact
 KIND = "checkpoint label"
 #: The formats that are not quantised.
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
-#: If the label gives a part a quantised format, at most this share of the part's values may be
-#: unquantised. The engine's model code handles such exceptions (for example DeepSeek-V4's
-#: compressor).
+#: If the checkpoint's configuration declares that a part of the model is quantised, at most this
+#: share of the part's values may be stored unquantised. Such exceptions are handled by the engine's
+#: model code (for example for DeepSeek-V4's compressor).
 _MOST = 0.5
 #: Padded scales change the number of values per scale by less than this factor.
 _PADDING = 1.5
@@ -26,7 +26,7 @@ _TOGETHER = (("gate_proj", "up_proj", "down_proj"), ("q_proj", "o_proj"))
 
 @dataclass(frozen=True)
 class LabelJudgement:
-    """The result of comparing a label with the tensors."""
+    """The result of comparing the declared quantisation (the label) with the stored tensors."""
 
     #: The contradictions.
     facts: tuple[Fact, ...]
@@ -37,10 +37,10 @@ class LabelJudgement:
 
 
 def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> LabelJudgement:
-    """Compare a label with the weights.
+    """Compare the declared quantisation of a checkpoint with its weights.
 
     Args:
-        own: The label.
+        own: The declared quantisation.
         held: All weights.
         config: The checkpoint's config.json.
 
@@ -62,7 +62,7 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix, and the formats that the label gives it."""
+    """A matrix, and the formats that the checkpoint declares for it."""
 
     weight: Weight
     #: The formats in the label. Empty if the matrix must not be quantised; None if the label does
@@ -98,7 +98,7 @@ class _Matrix:
 
 
 def _is_judged(own: Label, weight: Weight) -> bool:
-    """Return whether a label must agree with a weight.
+    """Return whether the declared quantisation must agree with the format of a weight.
 
     Labels apply to the matrices of layers. Engines treat an embedding, an output matrix or a router
     in ways of their own, so that these are judged only if they are quantised without a label, or

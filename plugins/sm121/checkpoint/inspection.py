@@ -78,7 +78,7 @@ class Inspection:
 def inspect(
     model: str, environment: Mapping[str, str] = os.environ, revision: str | None = None
 ) -> Inspection:
-    """Read the headers and the label of a checkpoint.
+    """Read the headers and the declared quantisation (the label) of a checkpoint.
 
     Args:
         model: A folder, or owner/name of a model in the hub's cache. Nothing is downloaded.
@@ -102,7 +102,7 @@ def inspect(
 
 
 def of_folder(folder: Path) -> Inspection:
-    """Read the headers and the label in a folder.
+    """Read the headers and the declared quantisation (the label) in a folder.
 
     Args:
         folder: The folder.

@@ -66,7 +66,7 @@ class _Modules:
 
 @dataclass(frozen=True)
 class _Group:
-    """Modules to which a label gives a format."""
+    """Modules for which a checkpoint declares a format."""
 
     #: The modules of the group; empty if it applies to all modules.
     targets: _Modules
@@ -93,7 +93,7 @@ class Label:
     unknown: str = ""
 
     def formats_of(self, weight: Weight) -> tuple[str, ...] | None:
-        """Return the formats that the label gives a weight.
+        """Return the formats that the checkpoint declares for a weight.
 
         Args:
             weight: The weight.
@@ -113,7 +113,7 @@ class Label:
 
 
 def of_folder(folder: Path, config: Mapping[str, Any]) -> Label:
-    """Return the label of a checkpoint.
+    """Return the label of a checkpoint, i.e. its declared quantisation.
 
     Args:
         folder: The folder, which may contain hf_quant_config.json.
@@ -205,7 +205,7 @@ def _of_table(table: Mapping[str, Any], file: str, config: Mapping[str, Any]) ->
 
 
 def _formats(word: str, bits: object = None) -> tuple[str, ...]:
-    """Return the formats that a word in a label stands for; empty for an unknown word."""
+    """Return the formats that a word in a label (as ``fp8``) means; empty for an unknown word."""
     row = weight_tables.load().label.get(word.lower())
     if row is None:
         return ()
@@ -270,6 +270,6 @@ def quantised(formats: Sequence[str]) -> str:
     """Describe formats as text.
 
     Args:
-        formats: The formats that a label gives a weight.
+        formats: The formats that the checkpoint declares for a weight.
     """
     return " or ".join(formats) if formats else "not quantised"

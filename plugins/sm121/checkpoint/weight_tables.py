@@ -37,12 +37,12 @@ class PartRow(DataTable):
     #: A pattern that occurs in the names of the part's modules.
     pattern: Regex
     read: Read
-    #: Whether quantisation labels apply to the part's matrices.
+    #: Whether a declared quantisation applies to the part's matrices.
     linear: bool
 
 
 class LabelRow(DataTable):
-    """The meaning of a word in a label."""
+    """The meaning of a word in a label, i.e. in the declared quantisation of a checkpoint."""
 
     formats: tuple[str, ...]
     #: The parts to which the word applies; empty for all parts with ``linear``.

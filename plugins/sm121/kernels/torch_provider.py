@@ -20,10 +20,13 @@ from sm121.kernels.torch_experts import TorchExperts
 
 
 class TorchProvider:
-    """All operations on any device, with FlashInfer's scale rules; deterministic on the CPU.
+    """All operations, computed with PyTorch on any device, with FlashInfer's scale rules.
 
-    A subclass may replace an operation. To replace a step of an operation, it names another class
-    of the part that contains the step, for example `attention_class`.
+    The results on the CPU are deterministic.
+
+    A subclass may override an operation. To change one step of an operation, the subclass assigns
+    its own class to the attribute of the part that contains the step. For example, for a step of
+    attention it assigns a subclass of `TorchAttention` to `attention_class`.
 
     Args:
         device: The device of the tensors, as PyTorch names it.

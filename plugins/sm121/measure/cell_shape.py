@@ -11,7 +11,7 @@ _STREAMS_FACTOR = 2
 
 @dataclass(frozen=True)
 class CellShape:
-    """The lengths and the number of a cell's requests, and the names that contain them."""
+    """The length and concurrency of a cell's requests, and the names that contain these numbers."""
 
     plan: Plan
     #: The number of tokens in front of the plan's prompt.

@@ -67,9 +67,10 @@ class Scores:
     top: Tensor
     #: The tokens of the continuation.
     generated: tuple[int, ...] = ()
-    #: The likeliest tokens at each position of the continuation, [more, K].
+    #: The likeliest tokens at each position of the continuation, in descending order, [N, K] for
+    #: N generated tokens.
     generated_top_ids: Tensor | None = None
-    #: The log-probabilities of `generated_top_ids`, [more, K].
+    #: The log-probabilities of `generated_top_ids`, [N, K].
     generated_top: Tensor | None = None
 
 

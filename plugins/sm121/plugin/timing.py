@@ -140,7 +140,7 @@ def _folder(config: pytest.Config) -> Path | None:
             config.getoption("benchmark_storage"), config.invocation_params.dir
         )
     except UsageError:
-        return None  # the storage is a database: nothing is stored
+        return None  # the storage is a database, in which no durations are stored
 
 
 def _target(config: pytest.Config, chosen: Target, plan: str) -> timings.TimedTarget | None:

@@ -88,7 +88,7 @@ class AbRun:
 
         Raises:
             NotRun: A does not start, or an earlier call was interrupted.
-            Invalid: A visit does not count.
+            Invalid: The measurement or the server of a side cannot be used for the comparison.
         """
         if self._ended is None:
             self._ended = NotRun("the comparison was interrupted; run it again")
@@ -167,7 +167,8 @@ class AbRun:
 
         Raises:
             AssertionError: B is worse, or does not serve.
-            Invalid: A visit does not count.
+            Invalid: The measurement or the server of a side cannot be used for the comparison, or A
+                and B have no metric in common.
             NotRun: A does not serve.
             Inconclusive: The starts differ too much among themselves, or the machine is DEGRADED.
         """
@@ -293,7 +294,9 @@ class AbRun:
         self._check(visit, server, side)  # a log may show a fallback only after the first request
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
-        """Raise Invalid if the server differs from its side's configuration or first visit.
+        """Raise Invalid if a server does not have the configuration of its side.
+
+        Also raise Invalid if the server differs from the first one of its side.
 
         The message names all deviations and the evidence.
         """
@@ -314,7 +317,10 @@ class AbRun:
             raise Invalid(f"{where}: {'; '.join(deviations)}. Evidence: {server.log}")
 
     def _path_deviations(self, visit: Visit, server: Server, side: Side) -> list[str]:
-        """Store the kernel path of a visit, and return one line per deviation from the required."""
+        """Store the kernel path of a measured server, and return a line per deviation.
+
+        A deviation is a difference from the required path, or from that of the side's first server.
+        """
         path = self.run.paths.of(server)
         visit.path = {name: kernel_path.shown(path, name) for name in visit_checks.EFFECTS}
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]

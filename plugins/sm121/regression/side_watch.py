@@ -15,7 +15,7 @@ from sm121.run.run import Run
 
 @dataclass
 class SideWatch:
-    """Compares the server of each side with the one at the side's first visit (`ab.Visit`)."""
+    """Compares each measured server of a side with the side's first one (`ab.Visit`)."""
 
     run: Run
     sides: tuple[Side, Side]
@@ -76,10 +76,10 @@ class SideWatch:
         server_decisions.decide_logged_errors(self.run.record, errors, f"log of {name}")
 
     def check_process(self, where: str, name: str, server: Server, url: str) -> None:
-        """Check that a side's server is the one of its first visit, and not the other side's.
+        """Check that a side's server is still the first one, and not the server of the other side.
 
         Args:
-            where: The side and the visit, as the message names them.
+            where: The side and the number of its measurement, as the message names them.
             name: The side.
             server: Its server.
             url: Its URL.

@@ -30,14 +30,14 @@ class PairedMean(NamedTuple):
 def compare_starts(
     visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
 ) -> list[Change]:
-    """Return the change of B against A in every metric that all visits have.
+    """Return the change of B against A in every metric that each measurement of A and B contains.
 
     Args:
         visits: The starts of both sides, in order. The n-th starts of A and B form a pair.
         allowed: How much worse B may be, by metric: as a fraction; for a price, in its unit.
         default: How much worse B may be in all other metrics, as a fraction.
-        looks: The number of interim tests as visits are added. They share the error probability
-            equally.
+        looks: The number of interim tests as measurements are added. They share the error
+            probability equally.
     """
     starts_of_a = [visit.metrics for visit in visits if visit.side == "A"]
     starts_of_b = [visit.metrics for visit in visits if visit.side == "B"]

@@ -1,4 +1,4 @@
-"""Checks of an A/B run's visits: the configuration of each, and whether A and B differ."""
+"""Checks of the servers of an A/B run: the configuration of each, and whether A and B differ."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -52,7 +52,7 @@ def path_deviations(
     configuration: ServerConfiguration | None,
     under_test: str,
 ) -> list[str]:
-    """Return the deviations of a visit from its side's configuration.
+    """Return the deviations of a measured server from its side's configuration.
 
     Args:
         required: The kernel path that the profile requires. It is not checked in the fields that
@@ -89,7 +89,7 @@ def changes_since_first(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
 
     Args:
         visit: The visit.
-        earlier: The earlier visits of both sides.
+        earlier: The earlier measurements of both sides.
 
     Returns:
         One line per field.
@@ -116,8 +116,8 @@ def compare_sides(sides: tuple[Side, Side], engine: str, a: Visit, b: Visit) -> 
         sides: Both sides. They may be identical, to measure how much starts of one configuration
             differ.
         engine: The name of the engine.
-        a: A visit of A.
-        b: A visit of B.
+        a: A measurement of A.
+        b: A measurement of B.
     """
     first, second = sides
     if first.text == second.text:
