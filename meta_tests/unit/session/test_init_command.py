@@ -158,6 +158,8 @@ def test_a_base_model_cannot_chat(written, base_model):
     assert {"tools", "harmony"} <= mine.correctness.cannot.keys() and not mine.correctness.chats
     assert [each.begins for each in exam.load(mine.correctness.exam).completions] == [" Paris"]
     assert "UNKNOWN: the model answered neither chat" not in text
+    assert re.search(r"^# UNKNOWN: facts that the model knows: .*no chat template", text, re.M)
+    assert mine.correctness.cannot["tools"].endswith(" ...")
     assert mine.correctness.chat_format.end_token == END
 
 

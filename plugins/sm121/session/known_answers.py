@@ -1,6 +1,7 @@
 """Finds the questions of the shipped exams that a server answers correctly three times."""
 
 import json
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ _PROFILE = "cpu-tiny-gpt-oss"
 _CONCURRENCY = 4
 #: The time limit of an answer, in seconds.
 _WITHIN_S = 600.0
+#: The maximum number of characters of a refusal in the profile.
+_REFUSAL = 160
 _Item = TypeVar("_Item")
 _Json = dict[str, Any]
 
@@ -160,7 +163,8 @@ class ExamClient:
                 return {}
         if answer.status_code != 200:
             if "tools" in body:
-                self._why_no_tools = f"the server refuses tools: {answer.text[:160]}"
+                refusal = textwrap.shorten(answer.text, _REFUSAL, placeholder=" ...")
+                self._why_no_tools = f"the server refuses tools: {refusal}"
             return {}
         usage = content.get("usage") or {}
         self._longest = max(self._longest, int(usage.get("completion_tokens") or 0))
