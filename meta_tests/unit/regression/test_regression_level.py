@@ -62,6 +62,32 @@ def test_the_level_on_a_stored_history(level, tmp_path):
         assert why in refused["message"]
 
 
+@pytest.mark.parametrize(
+    ("compare", "named"),
+    [
+        pytest.param("--benchmark-compare", "the comparable stored runs", id="any run"),
+        pytest.param("--benchmark-compare=0001", "run 0001", id="a named run"),
+    ],
+)
+def test_runs_without_a_common_metric_are_not_compared(
+    run_pytest, level, fault_server, tmp_path, compare, named
+):
+    """If the selection measured only metrics that the stored run lacks, the run does not pass."""
+    status, _, run = level({"tg32@d0": GOOD["tg32@d0"]}, "--benchmark-autosave")
+    assert status == 0, run.output
+    if named == "run 0001":  # a later run has the metric; the named one lacks it
+        status, _, run = level(GOOD, "--benchmark-autosave")
+        assert status == 0, run.output
+    status, run = run_pytest(
+        "--arch", "sm121", *fault_server().options,
+        "--served-model-name", "canary", f"--benchmark-storage={tmp_path / 'storage'}",
+        SCENARIO, compare,
+        environment={"SM121_META_SAMPLES": json.dumps({"pp2048@d0": GOOD["pp2048@d0"]})},
+    )  # fmt: skip
+    assert status == 1 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
+    assert f"expected a metric in {named}, got none of pp2048@d0" in run.verdict["reason"]
+
+
 @pytest.mark.slow("five runs")
 def test_the_run_that_is_named_does_not_hide_the_others(level):
     """If each run is 4.5 % slower than the one before it, the third run is INCONCLUSIVE.

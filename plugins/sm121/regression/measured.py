@@ -13,7 +13,7 @@ from sm121.machine.box import BoxState
 from sm121.performance.recorder import Recorder
 from sm121.regression import metric_levels, trend
 from sm121.regression.change import Change
-from sm121.run import stored_benchmarks, stored_run
+from sm121.run import stored_benchmarks
 from sm121.run.events import Changed
 from sm121.run.stored_run import StoredMetric, StoredRun
 
@@ -179,6 +179,7 @@ class MeasuredHistory:
             Inconclusive: Some metrics are undecided, or the machine is DEGRADED.
         """
         self._check_comparable()
+        self._check_in_common()
         run = self.recorder.run
         limits = run.profile.regression
         changes: list[Change] = []
@@ -214,14 +215,9 @@ class MeasuredHistory:
 
     def _stored(self, pattern: str = "*") -> list[StoredRun]:
         try:
-            runs = stored_benchmarks.load_benchmarks(self._folder, pattern)
+            return stored_benchmarks.load_benchmarks(self._folder, pattern)
         except UsageError as error:
             raise Invalid(str(error)) from error
-        if not self._times_kernels_alone:
-            return runs
-        timed = self.current.values()
-        kernels = [run.kernels_alone for run in runs]
-        return [run for run in kernels if any(run.find(metric) is not None for metric in timed)]
 
     def _note(self, changes: Sequence[Change]) -> None:
         """Add the regressions and undecided changes to verdict.json."""
@@ -233,6 +229,22 @@ class MeasuredHistory:
             beside = f"{change.pairs} stored runs" if change.pairs > 1 else "the stored run"
             worse.append(change.report(beside))
         run.record.emit(Changed(worse))
+
+    def _check_in_common(self) -> None:
+        """Raise NothingComparable if the stored runs, or the named one, lack all metrics of now."""
+        options = {"the comparable stored runs": self.runs}
+        if self.named is not None:
+            options[f"run {self.named.short_name}"] = [self.named]
+        measured = list(self.current.values())
+        for name, runs in options.items():
+            if any(run.find(metric) is not None for run in runs for metric in measured):
+                continue
+            metrics = ", ".join(self.current)
+            raise NothingComparable(
+                f"no metric of this run ({metrics}) is in {name}. Store a run of the same tests "
+                "with pytest --benchmark-autosave",
+                Fact(f"a metric in {name}", f"none of {metrics}, so nothing was compared"),
+            )
 
     def _check_comparable(self) -> None:
         """Raise Inconclusive or Invalid if this run cannot be compared."""
@@ -251,15 +263,7 @@ class MeasuredHistory:
     @property
     def _context(self) -> dict[str, Any]:
         """The properties that a stored run must have in common with this run."""
-        context = self._now.context if self._now is not None else self.recorder.context()
-        return stored_run.without_server(context) if self._times_kernels_alone else dict(context)
-
-    @property
-    def _times_kernels_alone(self) -> bool:
-        """Whether this run times kernels, and no test of the performance level was selected."""
-        if self._now is None or any(metric.case is None for metric in self._now.metrics.values()):
-            return False
-        return all(test.level != "performance" for test in self.recorder.run.record.ledger)
+        return dict(self._now.context) if self._now is not None else self.recorder.context()
 
     @functools.cached_property
     def _now(self) -> StoredRun | None:

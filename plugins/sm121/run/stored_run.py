@@ -38,19 +38,6 @@ CONTEXT = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["
 SAME_REQUESTS = ("gpu_units", "path_requests")
 
 
-#: Fields of the machine info that describe the server and its requests.
-_OF_SERVER = ("configuration", "model", "plan", "path", *SAME_REQUESTS[1:])
-
-
-def without_server(context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a machine info without the fields that do not affect the time of a kernel.
-
-    Args:
-        context: The machine info of a run.
-    """
-    return {name: value for name, value in context.items() if name not in _OF_SERVER}
-
-
 @dataclass(frozen=True)
 class StoredMetric:
     """One metric of one run. ``unit`` is the unit of its samples."""
@@ -151,12 +138,6 @@ class StoredRun:
         """The number of a file of pytest-benchmark, such as ``0001``, or the whole name."""
         number = self.name.partition("_")[0]
         return number if number.isdecimal() else self.name
-
-    @property
-    def kernels_alone(self) -> "StoredRun":
-        """This run with the times of kernels alone, without the fields that describe a server."""
-        kernels = {name: each for name, each in self.metrics.items() if each.case is not None}
-        return replace(self, metrics=kernels, context=without_server(self.context))
 
     def find(self, metric: StoredMetric) -> StoredMetric | None:
         """Return the same metric of this run.
