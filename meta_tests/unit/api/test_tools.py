@@ -19,6 +19,10 @@ CPU = profile.load("cpu-tiny-gpt-oss").correctness
         pytest.param("I will look it up.", False, id="a preamble"),
         pytest.param("<think>a</think> get_weather(Paris)", True, id="the call after reasoning"),
         pytest.param("<think>I call get_weather", True, id="reasoning without an end"),
+        pytest.param("I call get_weather.</think>Sure.", False, id="the prompt has the first tag"),
+        pytest.param("[THINK]I call get_weather.[/THINK]", False, id="reasoning of Magistral"),
+        pytest.param("<think>a<|tool_call|>b</think>ok", True, id="a special token in reasoning"),
+        pytest.param("<think>to=functions.a</think>", True, id="a recipient in reasoning"),
     ],
 )
 def test_reasoning_without_a_parser_may_name_the_tool(content, is_spilled):

@@ -17,8 +17,10 @@ from sm121.core.verdict import Inapplicable, NotRun
 
 #: A pattern for refusals by servers that were started without a parser of tool calls.
 _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
-#: Reasoning in tags at the beginning of the content.
-_REASONING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+#: Reasoning at the beginning of the content. Some templates write the first tag into the prompt.
+_REASONING = re.compile(r"^.*?(?:</think>|\[/THINK\])", re.DOTALL)
+#: Special tokens of calls, which are wrong in reasoning, too.
+_SPECIAL = ("<|", "to=functions")
 #: The fields of a call that a client sends back.
 _SENT_BACK = ("id", "type", "function")
 
@@ -201,17 +203,21 @@ def spilled(message: Json) -> bool:
     """Return whether a message's content contains parts of its tool calls.
 
     A preamble in which gpt-oss announces a call (harmony, "preambles") is allowed. The content may
-    begin with reasoning in tags, if the server was started without a parser of reasoning.
+    begin with reasoning up to a closing tag, if the server was started without a parser of
+    reasoning. The reasoning may contain names and arguments of tools, but no special tokens.
 
     Args:
         message: A message of the assistant.
     """
-    content = _REASONING.sub("", message.get("content") or "")
-    parts = ["<|", "to=functions"]
+    content = message.get("content") or ""
+    if any(part in content for part in _SPECIAL):
+        return True
+    answer = _REASONING.sub("", content)
+    parts: list[str] = []
     for call in message.get("tool_calls") or []:
         function = call["function"]
         parts += [function["name"], function["arguments"].strip()]
-    return any(part in content for part in parts if part)
+    return any(part in answer for part in parts if part)
 
 
 def refused(api: Api, refusal: Refused) -> NotRun | Refused:
