@@ -87,6 +87,21 @@ def test_one_complete_format_of_two_is_enough(tmp_path):
     assert obstacle(NAME, tmp_path) is None
 
 
+@pytest.mark.parametrize(
+    ("file", "is_present"),
+    [
+        pytest.param("model.safetensors", True, id="the whole weights"),
+        pytest.param("training_args.bin", False, id="no weights"),
+        pytest.param("pytorch_model.bin", False, id="a file that its index replaces"),
+    ],
+)
+def test_one_whole_file_is_enough_without_the_shards_of_another_format(file, is_present, tmp_path):
+    folder = snapshot(tmp_path, file)
+    other = {"weight_map": {"layer.0": "pytorch_model-00001-of-00001.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(other), "utf-8")
+    assert (obstacle(NAME, tmp_path) is None) == is_present
+
+
 def test_an_index_that_cannot_be_read_is_left_to_the_engine(tmp_path):
     folder = snapshot(tmp_path, SHARDS[0], shards=SHARDS)
     (folder / "model.safetensors.index.json").write_text("[]", "utf-8")

@@ -32,6 +32,10 @@ _DRAFTERS = ("speculative_config.model", "speculative_draft_model_path")
 _MODEL = "{model}"
 #: The suffixes of files with weights.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+#: The files that contain all weights of a checkpoint, unless they have an index.
+_WHOLE = ("model.safetensors", "pytorch_model.bin", "consolidated.safetensors")
+#: The suffix of the index of a checkpoint in several files.
+_INDEX_SUFFIX = ".index.json"
 #: The suffixes of files that are not part of a checkpoint.
 _IGNORED = (".md", ".lock")
 
@@ -128,8 +132,11 @@ def _missing_files(folder: Path) -> str:
     Blobs named ``*.incomplete`` prove nothing: an interrupted download of files that the engine
     does not load leaves them, too.
     """
+    for name in _WHOLE:
+        if (folder / name).is_file() and not (folder / f"{name}{_INDEX_SUFFIX}").exists():
+            return ""
     missing: list[str] = []
-    for index in sorted(folder.glob("*.index.json"), key=lambda path: path.name != INDEX):
+    for index in sorted(folder.glob(f"*{_INDEX_SUFFIX}"), key=lambda path: path.name != INDEX):
         try:
             names = {*json.loads(index.read_text("utf-8"))["weight_map"].values()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
