@@ -97,10 +97,21 @@ def test_an_attached_server_is_recognised(answering, bodies, engine, version):
     assert (detected.engine, detected.version) == (engine, version)
 
 
-@pytest.mark.parametrize("types", ["none", "ngram-simple"])
-def test_a_llama_server_that_speculates_sends_no_log_probabilities(answering, types):
+@pytest.mark.parametrize(
+    ("key", "types", "drafts"),
+    [
+        ("speculative.types", "none", False),
+        ("speculative.types", "ngram-simple", True),
+        ("speculative.types", "", False),
+        ("speculative.types", None, False),
+        ("speculative.type", "none", False),
+        ("speculative.type", "ngram-simple", True),
+        ("no type", "", False),
+    ],
+)
+def test_a_llama_server_that_speculates_sends_no_log_probabilities(answering, key, types, drafts):
     """Its /metrics contain the counters of drafts also without speculation."""
-    params = {"params": {"speculative.types": types}}
+    params = {"params": {key: types}}
     pages = {
         "/v1/models": owned_by("llamacpp"),
         "/props": {"build_info": "b11434", "default_generation_settings": params},
@@ -108,7 +119,7 @@ def test_a_llama_server_that_speculates_sends_no_log_probabilities(answering, ty
     }
     can = detection.detect(answering(pages))
     assert can.engine == "llama-cpp"
-    assert can.can("logprobs") == can.can("chat_logprobs") == (types == "none")
+    assert can.can("logprobs") == can.can("chat_logprobs") == (not drafts)
 
 
 @pytest.mark.parametrize(("counter", "refused"), [("spec_decode_num_drafts", 2), ("prompts", 0)])

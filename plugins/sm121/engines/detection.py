@@ -21,9 +21,9 @@ from sm121.engines.capabilities import (
 FALLBACK = "openai"
 #: A counter that vLLM's /metrics contains from the start if speculative decoding is on.
 _DRAFTS = "spec_decode_num_drafts"
-#: The engine whose /props contain this setting; its /metrics always contain the counter.
+#: The engine whose /props contain one of these settings; its /metrics always contain the counter.
 _LLAMA_SERVER = "llama-cpp"
-_SPECULATIVE = "speculative.types"
+_SPECULATIVE = ("speculative.types", "speculative.type")
 
 
 def detect(
@@ -60,10 +60,10 @@ def detect(
 def _llama_server_drafts(props: Mapping[str, Any]) -> bool:
     """Return whether llama-server speculates, by its /props."""
     try:
-        types = props["default_generation_settings"]["params"][_SPECULATIVE]
-    except (KeyError, TypeError):
+        params = dict(props["default_generation_settings"]["params"])
+    except (KeyError, TypeError, ValueError):
         return False  # an older build
-    return bool(types != "none")
+    return any(params.get(name) not in (None, "", "none") for name in _SPECULATIVE)
 
 
 def _recognise(http: httpx.Client) -> str:
