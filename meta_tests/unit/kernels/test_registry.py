@@ -72,6 +72,20 @@ def test_a_provider_that_replaces_a_step_of_a_part_is_refused(base, step, part):
     type("Ours", (base,), {"route": lambda self: None})
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_provider_with_a_step_of_a_mixin_is_refused(is_first):
+    mixin = type("Steps", (), {"visible": lambda self: None})
+    bases = (mixin, TorchProvider) if is_first else (TorchProvider, mixin)
+    with pytest.raises(TypeError, match=r"Ours\.visible: .* set attention_class of Ours"):
+        type("Ours", bases, {})
+
+
+def test_a_mixin_may_have_a_step_that_the_part_has_of_it():
+    mixin = type("Steps", (), {"visible": lambda self: None})
+    attention = type("Attention", (mixin, TorchProvider.attention_class), {})
+    type("Ours", (mixin, TorchProvider), {"attention_class": attention})
+
+
 def test_cases_and_plugin_are_there_without_torch():
     code = (
         "import sys\n"

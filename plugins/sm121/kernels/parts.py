@@ -6,7 +6,8 @@ from collections.abc import Iterable
 def refuse_steps(provider: type, base: type, attributes: Iterable[str]) -> None:
     """Refuse a subclass of a provider that replaces a method which only a part has.
 
-    No operation would call it, so that the kernel of the user would not be tested.
+    No operation would call it, so that the kernel of the user would not be tested. The method may
+    come from a mixin, unless the part has it from the same mixin.
 
     Args:
         provider: The subclass.
@@ -16,10 +17,12 @@ def refuse_steps(provider: type, base: type, attributes: Iterable[str]) -> None:
     Raises:
         TypeError: The subclass has such a method.
     """
+    own = [each for each in provider.__mro__ if each not in base.__mro__]
+    steps = [step for each in own for step in vars(each) if not hasattr(base, step)]
     for attribute in attributes:
         part = getattr(provider, attribute)
-        for step in vars(provider):
-            if hasattr(part, step) and not hasattr(base, step):
+        for step in steps:
+            if hasattr(part, step) and getattr(part, step) is not getattr(provider, step):
                 raise TypeError(
                     f"{provider.__name__}.{step}: expected an operation of a kernel provider, got "
                     f"a step of {part.__name__}. Replace it in a subclass of {part.__name__}, and "
