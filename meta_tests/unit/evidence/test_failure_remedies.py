@@ -46,7 +46,7 @@ SKEW = "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6
                 "/tmp/torchinductor_root/ab/cabxyz.main.so: file too short"
             ],
             "jit_build",
-            "delete the folder of the .so in the line (/tmp/torchinductor_USER, ",
+            "delete the folder of the .so in the line (for example /tmp/torchinductor_USER), ",
             id="a library of which a crash left a part",
         ),
         pytest.param(
