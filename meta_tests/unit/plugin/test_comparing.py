@@ -5,6 +5,7 @@ and screen, exit status and verdict.json agree."""
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +147,11 @@ def test_the_first_run_of_a_ci_names_the_command_to_store(judged, options):
             id="a-test-taken-for-a-number",
         ),
         pytest.param((SCENARIO, f"{COMPARE}=0099"), "the latest are 0001_", id="no-such-run"),
+        pytest.param(
+            (SCENARIO, f"{COMPARE}=1"),
+            "Write --benchmark-compare=0001",
+            id="a-number-without-its-zeros",
+        ),
         pytest.param(
             (SCENARIO, f"{COMPARE}="), "expected the number of a stored run", id="an-empty-number"
         ),
@@ -415,7 +421,8 @@ def test_a_storage_elsewhere_whose_machine_differs_ends_no_run(stored):
 def test_a_run_that_regressed_is_no_baseline(stored):
     """A run that has regressed is no baseline.
 
-    If it violates a limit below the profile's threshold, it is stored as failed."""
+    If it violates a limit below the profile's threshold, it is stored as failed. The same command
+    again is compared with the same baseline, and not with the failed run, which is the latest."""
     slightly = {"tg32@d0": [value * 0.97 for value in GOOD["tg32@d0"]]}
     limit = "--benchmark-compare-fail=median:2%"
     status, run = stored(slightly, SCENARIO, COMPARE, limit, "--benchmark-autosave")
@@ -423,6 +430,43 @@ def test_a_run_that_regressed_is_no_baseline(stored):
     (file,) = stored.storage.glob("*/0002*.json")
     (benchmark,) = json.loads(file.read_text())["benchmarks"]
     assert benchmark["extra_info"]["run"] == "FAIL"
+    status, run = stored(slightly, SCENARIO, COMPARE, limit)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+    line = "FAIL: tg32@d0: expected at most 2 % slower than 0001, got 3.093 % (the median)"
+    assert line in run.output.splitlines(), run.output
+    assert re.search(r"\(0001_\S+\)", run.output) and "(0002_" not in run.output, run.output
+
+
+def add_run_of_another_profile(storage: Path) -> None:
+    """Store a later run of another profile, which was 10 % faster."""
+    (file,) = storage.glob("*/0001*.json")
+    content = json.loads(file.read_text())
+    content["datetime"] = "2099-01-01T00:00:00+00:00"
+    for benchmark in content["benchmarks"]:
+        benchmark["extra_info"]["profile"] = "another"
+        for field in ("min", "max", "mean", "median"):
+            benchmark["stats"][field] *= 0.9
+    file.with_name("0002_another.json").write_text(json.dumps(content))
+
+
+def test_a_limit_does_not_compare_with_a_later_run_of_another_profile(stored):
+    add_run_of_another_profile(stored.storage)
+    status, run = stored(GOOD, SCENARIO, COMPARE, FAIL)
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+    assert "(0002_" not in run.output, run.output
+    status, run = stored(SLOWER, SCENARIO, COMPARE, FAIL)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+
+
+def test_a_limit_without_a_run_that_is_a_baseline_is_inconclusive(stored):
+    """If only runs of another profile are stored, a limit is not judged, and the run does not
+    pass."""
+    add_run_of_another_profile(stored.storage)
+    (file,) = stored.storage.glob("*/0001*.json")
+    file.unlink()
+    status, run = stored(GOOD, SCENARIO, COMPARE, FAIL)
+    assert status == 1 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
+    assert "expected a comparable stored run" in run.verdict["reason"]
 
 
 @OPENS_EARLY

@@ -18,7 +18,7 @@ from pytest_bench_gate import requests
 from sm121.core.errors import UsageError
 from sm121.core.unmet import Fact, Unmet, facts_of
 from sm121.core.verdict import NotRun, Undecided, Verdict
-from sm121.plugin import selection, shards, workers
+from sm121.plugin import compared_run, selection, shards, workers
 from sm121.plugin.benchmarks import HISTORY, history_of
 from sm121.plugin.stash import ID, LEVEL
 from sm121.regression.measured import MeasuredHistory, NothingComparable
@@ -205,17 +205,22 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
         return
     is_shard = run.record.file.shard is not None
     is_left_to_others = is_shard and not any(_measures(item) for item in items)
+    history = config.stash.setdefault(HISTORY, history_of(config, session))
+    has_baseline = True
+    if config.getoption("benchmark_compare") is True:
+        has_baseline = compared_run.compare_with_baseline(config, session, history)
     if _given(config, "benchmark_compare_fail"):
         whole = config.stash.get(shards.WHOLE, ())
         is_empty_allowed = is_left_to_others and any(_measures(item) for item in whole)
-        _decide_checks(config, session, is_empty_allowed=is_empty_allowed)
+        _decide_checks(
+            config, session, has_baseline=has_baseline, is_empty_allowed=is_empty_allowed
+        )
     if is_left_to_others:
         return
     decided = set()
     for item in items:
         if _compares(item) and run.record.ledger[item.stash[ID]].executed:
             decided.add(selection.function_name(item))
-    history = config.stash.setdefault(HISTORY, history_of(config, session))
     for judged in _judged(history, decided):
         name = f"{_COMPARE}::{judged.name}"
         decision = TestReport.of(name, "regression", *judged.facts, verdict=judged.verdict)
@@ -278,48 +283,72 @@ def _judged(history: MeasuredHistory, decided: Collection[str]) -> Iterator[_Jud
             yield _Judged(name, Verdict.PASS)
 
 
-def _decide_checks(config: pytest.Config, session: Session, *, is_empty_allowed: bool) -> None:
+def _decide_checks(
+    config: pytest.Config, session: Session, *, has_baseline: bool, is_empty_allowed: bool
+) -> None:
     """Judge the results of ``--benchmark-compare-fail``.
 
-    Without a comparable benchmark it fails, too. `is_empty_allowed`: another shard judges that.
+    Without a comparable benchmark it fails, too. `has_baseline`: whether there is a run to compare
+    with; if not, the regression level reports it. `is_empty_allowed`: another shard judges that.
     """
-    for number, regression in enumerate(_regressions(config)):
+    for number, regression in enumerate(_regressions(config, has_baseline=has_baseline)):
         if is_empty_allowed and regression.subject == _NOTHING:
             continue
         name = f"{_FAIL}::{regression.subject[:80]}"
         if name in session.run.record.ledger:  # two checks of the same benchmark
             name += f" #{number}"
-        decision = TestReport(
-            id=name, level="regression", verdict=Verdict.FAIL, message=regression.line
-        )
-        session.run.record.emit(Decided(decision))
+        session.run.record.emit(Decided(TestReport.of(name, "regression", regression.fact)))
 
 
 @dataclass(frozen=True)
 class _Regression:
-    """A benchmark that is worse, or the fact that nothing was compared; and a line on it."""
+    """A benchmark that is worse, or the fact that nothing was compared."""
 
     subject: str
-    line: str
+    fact: Fact
 
 
-def _regressions(config: pytest.Config) -> list[_Regression]:
-    """Remove the results of ``--benchmark-compare-fail`` from pytest-benchmark and return them."""
-    benchmarks = getattr(config, "_benchmarksession", None)
-    shown = []
-    found = []
-    if benchmarks is not None:
-        shown = list(benchmarks.prepare_benchmarks())
-        for name, change in benchmarks.performance_regressions:
-            found.append(_Regression(name, f"{name}: {change}"))
-        benchmarks.performance_regressions = []  # pytest-benchmark compares again for its table
-    if not shown:
+def _regressions(config: pytest.Config, *, has_baseline: bool) -> list[_Regression]:
+    """Judge each benchmark by ``--benchmark-compare-fail``."""
+    session = getattr(config, "_benchmarksession", None)
+    ran = [each for each in session.benchmarks if each] if session is not None else []
+    if session is None or not ran:
         line = f"{_FAIL} was given, but no benchmark ran, so nothing was compared"
-        return [_Regression(_NOTHING, line)]
-    if all(each["path"] is None for each in shown):
-        line = f"{_FAIL} was given, but the stored run has none of the {len(shown)} benchmarks"
-        return [_Regression(_NOTHING, line)]
+        return [_Regression(_NOTHING, Fact("", line))]
+    found = []
+    is_any_compared = False
+    for benchmark in ran:
+        for path, entries in session.compared_mapping.items():
+            stored = entries.get(benchmark.fullname)
+            if stored is None:
+                continue
+            is_any_compared = True
+            for check in session.compare_fail:
+                if check.fails(benchmark, stored["stats"]):
+                    found.append(_regression(benchmark, stored, check, Path(str(path))))
+    if not is_any_compared and has_baseline:
+        line = f"{_FAIL} was given, but the stored run has none of the {len(ran)} benchmarks"
+        return [_Regression(_NOTHING, Fact("", line))]
     return found
+
+
+def _regression(benchmark: Any, stored: Any, check: Any, path: Path) -> _Regression:
+    """Return the regression of a benchmark that a check of pytest-benchmark found."""
+    about = benchmark.extra_info
+    subject = (
+        str(about["metric"])
+        if compared_run.is_of_suite(stored) and "metric" in about
+        else benchmark.name
+    )
+    number = path.name.partition("_")[0]
+    run = number if number.isdecimal() else path.name
+    is_time = about.get("unit", "s") in ("tok/s", "ms", "µs", "s")
+    unit = "%" if type(check).__name__ == "PercentageRegressionCheck" else "s"
+    required = f"at most {check.threshold:g} {unit} {'slower' if is_time else 'worse'} than {run}"
+    change = check.compute(benchmark, stored["stats"])
+    return _Regression(
+        subject, Fact(required, value=change, unit=unit, evidence=f"the {check.field}")
+    )
 
 
 def _refuse_places(config: pytest.Config, folder: Path) -> None:
@@ -416,9 +445,12 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
         there = "it has none"
         if known:
             there = f"the latest are {', '.join(known[-_NAMED_RUNS:])}"
+        remedy = f"Store one with {_FIRST}"
+        number = named.zfill(4)
+        if named.isdecimal() and any(name.startswith(f"{number}_") for name in known):
+            remedy = f"Write {_COMPARE}={number}"
         raise UsageError(
-            f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. "
-            f"Store one with {_FIRST}"
+            f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. {remedy}"
         )
 
 
