@@ -315,6 +315,19 @@ def test_a_run_that_has_ended_is_not_resumed(runs, tmp_path):
     assert (report / "verdict.json").read_bytes() == written
 
 
+def test_a_run_that_has_ended_before_its_first_test_is_not_resumed(runs, tmp_path):
+    """A run with an obstacle has ended, although its environment was not read."""
+    report = tmp_path / "report"
+    runs.start(report).wait()
+    stream = report / events.NAME
+    lines = stream.read_text().splitlines(keepends=True)
+    kept = [each for each in lines if json.loads(each)["kind"] in ("opened", "collected", "closed")]
+    stream.write_text("".join(kept))
+    refused = runs.start(report, "--resume")
+    assert refused.wait() == 4 and "it has ended with FAIL" in refused.output, refused.output
+    assert stream.read_text() == "".join(kept)
+
+
 def test_there_must_be_a_run_to_resume(runs, tmp_path):
     refused = runs.start(tmp_path / "nothing", "--resume")
     assert refused.wait() == 4 and "expected a run in" in refused.output, refused.output

@@ -14,6 +14,7 @@ from sm121.plugin import comparing_tests, kept_cases
 from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold, stored_run
 from sm121.run.events import (
+    Closed,
     Collected,
     Decided,
     EnvironmentRead,
@@ -48,13 +49,15 @@ def take_up(config: pytest.Config, session: Session) -> None:
     path = run.record.directory / events.NAME
     try:
         stream = events.read_events(path)
-        if _has_nothing_to_keep(stream):
+        is_closed = any(isinstance(each.event, Closed) for each in stream.events)
+        has_its_verdict = is_closed and stored_run.has_its_verdict(run.record.directory)
+        if _has_nothing_to_keep(stream) and not has_its_verdict:
             run.record.start_anew()
             _remove_what_was_left(session)
             return
         before = fold.replay(stream.events)
         before.settle()
-        if before.file.finished and stored_run.has_its_verdict(run.record.directory):
+        if before.file.finished and has_its_verdict:
             raise ValueError(f"it has ended with {before.file.verdict}")
         _refuse_another(
             stream, before.file, run.record.file, comparing_tests.comparison_options(config)
