@@ -163,12 +163,17 @@ def test_a_base_model_cannot_chat(written, base_model):
     assert mine.correctness.chat_format.end_token == END
 
 
-def test_a_base_model_of_another_machine_cannot_chat(written):
-    """If the checkpoint is not on this machine, the refusal of the server shows that the model
-    cannot chat."""
+def test_a_model_without_its_checkpoint_on_this_machine_must_chat(written):
+    """A server that lost the chat template of its model refuses chats like a base model's server,
+    so the profile requires chats, and a comment contains the line for a base model."""
     with another_model(chats=False, root="nobody/no-such-base-model") as url:
-        _, mine = written(url)
-    assert "default chat template is no longer allowed" in mine.correctness.cannot["chats"]
+        text, mine = written(url)
+    assert "chats" not in mine.correctness.cannot and mine.correctness.chats
+    line = (
+        r"^# UNKNOWN: whether the model has a chat template\..*\n# .*default chat template is no "
+        r'longer allowed.*\n# .*: chats = "the model has no chat template"$'
+    )
+    assert re.search(line, text, re.M), text
 
 
 def test_a_model_with_a_chat_template_must_chat(written):

@@ -45,8 +45,11 @@ class ChatTemplate:
     #: The special tokens of the prompt and the end.
     special: tuple[str, ...] = ()
     #: Why the model cannot chat, with the server's refusal; empty if it can, or if the reason is
-    #: not a missing chat template.
+    #: not known to be a missing chat template.
     why_none: str = ""
+    #: The refusal of a chat for lack of a chat template, if no checkpoint shows whether the model
+    #: or only this server has none; else empty.
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,26 +135,23 @@ def _chat_template(server: Server, folder: Path | None) -> ChatTemplate:
         if prompt is None:
             prompt = _posted(http, "/apply-template", {"messages": messages}).get("prompt")
         end = _end_token(http, server.endpoint.served_name, messages)
-        why_none = ""
+        refusal = ""
         if end is None:
             end = _end_of_checkpoint(folder)
-            why_none = _why_no_chats(http, server.endpoint.served_name, messages, folder)
+            if folder is None or not _has_template(folder):
+                refusal = _refusal_of_chats(http, server.endpoint.served_name, messages)
         texts = _SPECIAL.findall(prompt or "")
         if end is not None:
             texts.append(_text(http, server.endpoint.served_name, [end]) or "")
     special = tuple(dict.fromkeys(text for text in texts if _SPECIAL.fullmatch(text)))
+    if folder is None or not refusal:
+        return ChatTemplate(prompt, end, special, refusal=refusal)
+    why_none = f"the model has no chat template. The server refuses a chat: {refusal}"
     return ChatTemplate(prompt, end, special, why_none)
 
 
-def _why_no_chats(
-    http: httpx.Client, model: str, messages: Sequence[Any], folder: Path | None
-) -> str:
-    """Return why the model has no chats; empty if it has a template, or answers a chat.
-
-    A server that refuses chats although its checkpoint has a template has a fault.
-    """
-    if folder is not None and _has_template(folder):
-        return ""
+def _refusal_of_chats(http: httpx.Client, model: str, messages: Sequence[Any]) -> str:
+    """Return the refusal of a chat for lack of a chat template; empty if there is none."""
     body = {"model": model, "messages": messages, "max_tokens": 1}
     try:
         answer = http.post("/v1/chat/completions", json=body)
@@ -163,7 +163,7 @@ def _why_no_chats(
     text = answer.text
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = str(answer.json()["error"]["message"])
-    return f"the model has no chat template. The server refuses a chat: {text[:240]}"
+    return text[:240]
 
 
 def _has_template(folder: Path) -> bool:
