@@ -193,6 +193,39 @@ def test_values_are_counted_whatever_the_packing(kind, values, tmp_path):
             "gptq", {"quant_method": "gptq", "bits": 4, "group_size": 64}, ["128"], id="gptq-64"
         ),
         pytest.param("gptq", {"quant_method": "gptq", "bits": 4, "group_size": -1}, [], id="all"),
+        pytest.param(
+            "gptq",
+            {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": 64,
+                "dynamic": {r"+:.*\.q_proj": {"group_size": 128}},
+            },
+            [],
+            id="gptq-dynamic",
+        ),
+        pytest.param(
+            "gptq",
+            {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": 64,
+                "dynamic": {r"-:.*\.k_proj": {}},
+            },
+            ["128"],
+            id="gptq-excluded",
+        ),
+        pytest.param(
+            "gptq",
+            {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": 64,
+                "extra_config": {LINEAR.format(0): {"group_size": 128}},
+            },
+            [],
+            id="auto-round-extra_config",
+        ),
     ],
 )
 def test_the_number_of_values_per_scale_agrees_with_the_tensors(kind, label, observed, tmp_path):

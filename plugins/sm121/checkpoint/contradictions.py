@@ -167,9 +167,10 @@ def _unjudged(matrices: Sequence[_Matrix]) -> Iterator[str]:
 def _wrong_group_size(own: Label, matrices: Sequence[_Matrix]) -> Iterator[Fact]:
     """Yield a fact for each part with another number of values per scale than the label's.
 
-    A label with several groups may have several such numbers, so it is not judged.
+    A label with several groups, or with exceptions for some modules, may have several such numbers,
+    so it is not judged.
     """
-    if own.group_size is None or len(own.groups) != 1:
+    if own.group_size is None or own.has_other_group_sizes or len(own.groups) != 1:
         return
     groups: dict[tuple[str, int], list[Weight]] = {}
     for each in matrices:

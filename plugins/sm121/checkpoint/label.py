@@ -23,6 +23,8 @@ _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modul
 #: GPTQModel's table of exceptions. A pattern with this prefix excludes modules.
 _DYNAMIC = "dynamic"
 _EXCLUDES = "-:"
+#: The keys of tables by module (GPTQModel, AutoRound, ModelOpt) that may have other group sizes.
+_BY_MODULE = (_DYNAMIC, "extra_config", "quantized_layers")
 #: The targets of compressed-tensors that stand for all matrices, and for all experts.
 _EVERY = "Linear"
 _EXPERTS = "FusedMoE"
@@ -91,6 +93,8 @@ class Label:
     group_size: int | None
     #: The method or algorithm, if no row of checkpoint.toml describes it; else empty.
     unknown: str = ""
+    #: Whether some modules may have another number of values per scale.
+    has_other_group_sizes: bool = False
 
     def formats_of(self, weight: Weight) -> tuple[str, ...] | None:
         """Return the formats that the checkpoint declares for a weight.
@@ -201,6 +205,7 @@ def _of_table(table: Mapping[str, Any], file: str, config: Mapping[str, Any]) ->
         ignored=_Modules.of(ignored),
         group_size=_group_size(table),
         unknown=unknown,
+        has_other_group_sizes=_has_other_group_sizes(table),
     )
 
 
@@ -232,6 +237,15 @@ def _of_layers(layers: Mapping[str, Mapping[str, Any]]) -> Iterable[_Group]:
         by_algorithm.setdefault(str(scheme.get("quant_algo")), []).append(name)
     for algorithm, names in by_algorithm.items():
         yield _Group(_Modules.of(names), _formats(algorithm))
+
+
+def _has_other_group_sizes(table: Mapping[str, Any]) -> bool:
+    for key in _BY_MODULE:
+        entries = table.get(key)
+        modules = entries.values() if isinstance(entries, dict) else ()
+        if any(isinstance(each, dict) and "group_size" in each for each in modules):
+            return True
+    return False
 
 
 def _group_size(table: Mapping[str, Any]) -> int | None:
