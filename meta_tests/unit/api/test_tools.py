@@ -30,6 +30,29 @@ def test_reasoning_without_a_parser_may_name_the_tool(content, is_spilled):
     assert tools.spilled({"content": content, "tool_calls": [call]}) == is_spilled
 
 
+@pytest.mark.parametrize("tag", ["</think>", "[/THINK]"])
+@pytest.mark.parametrize(
+    ("before", "parsed"),
+    [
+        pytest.param(
+            '{"name": "get_weather", "arguments": {"city": "Paris"}}\n', {}, id="a call as JSON"
+        ),
+        pytest.param("I call get_weather.", {"reasoning": "a"}, id="a parser of reasoning"),
+        pytest.param("I call get_weather.", {"reasoning_content": "a"}, id="the older field"),
+    ],
+)
+def test_a_call_before_a_stray_closing_tag_is_spilled(before, parsed, tag):
+    call = {"function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    assert tools.spilled({"content": before + tag, "tool_calls": [call], **parsed})
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_an_empty_field_of_reasoning_shows_no_parser(field):
+    call = {"function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    message = {"content": "I call get_weather.</think>Sure.", field: None, "tool_calls": [call]}
+    assert not tools.spilled(message)
+
+
 def ask_for_a_tool(reply: Exchange, check=tools.called_every_time, engine: str = "vllm"):
     """Run a check of tool calls on a server that always gives the same answer."""
     check(replying(reply, engine=engine), CPU)

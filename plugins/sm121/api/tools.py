@@ -17,8 +17,12 @@ from sm121.core.verdict import Inapplicable, NotRun
 
 #: A pattern for refusals by servers that were started without a parser of tool calls.
 _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
-#: Reasoning at the beginning of the content. Some templates write the first tag into the prompt.
-_REASONING = re.compile(r"^.*?(?:</think>|\[/THINK\])", re.DOTALL)
+#: Reasoning at the beginning of the content, with both tags.
+_REASONING = re.compile(r"^\s*(?:<think>.*?</think>|\[THINK\].*?\[/THINK\])", re.DOTALL)
+#: Reasoning that lacks the first tag, which some templates write into the prompt.
+_UNOPENED_REASONING = re.compile(r"^(.*?)(?:</think>|\[/THINK\])", re.DOTALL)
+#: The end of a text with a call as JSON.
+_ENDS_WITH_CALL = re.compile(r'"arguments"\s*:.*\}\s*$', re.DOTALL)
 #: Special tokens of calls, which are wrong in reasoning, too.
 _SPECIAL = ("<|", "to=functions")
 #: The fields of a call that a client sends back.
@@ -203,8 +207,9 @@ def spilled(message: Json) -> bool:
     """Return whether a message's content contains parts of its tool calls.
 
     A preamble in which gpt-oss announces a call (harmony, "preambles") is allowed. The content may
-    begin with reasoning up to a closing tag, if the server was started without a parser of
-    reasoning. The reasoning may contain names and arguments of tools, but no special tokens.
+    begin with reasoning in tags, if the server was started without a parser of reasoning. The
+    reasoning may contain names and arguments of tools, but no special tokens. Its first tag may be
+    missing only if the message has no parsed reasoning, and the text does not end with a call.
 
     Args:
         message: A message of the assistant.
@@ -212,12 +217,24 @@ def spilled(message: Json) -> bool:
     content = message.get("content") or ""
     if any(part in content for part in _SPECIAL):
         return True
-    answer = _REASONING.sub("", content)
+    answer = _without_reasoning(message)
     parts: list[str] = []
     for call in message.get("tool_calls") or []:
         function = call["function"]
         parts += [function["name"], function["arguments"].strip()]
     return any(part in answer for part in parts if part)
+
+
+def _without_reasoning(message: Json) -> str:
+    content = str(message.get("content") or "")
+    tagged = _REASONING.match(content)
+    if tagged is not None:
+        return content[tagged.end() :]
+    unopened = _UNOPENED_REASONING.match(content)
+    is_parsed = bool(message.get("reasoning") or message.get("reasoning_content"))
+    if unopened is None or is_parsed or _ENDS_WITH_CALL.search(unopened[1]):
+        return content
+    return content[unopened.end() :]
 
 
 def refused(api: Api, refusal: Refused) -> NotRun | Refused:
