@@ -233,3 +233,54 @@ def test_the_number_of_values_per_scale_agrees_with_the_tensors(kind, label, obs
     found = [fact.observed for fact in facts if "values per scale" in str(fact.required)]
     assert found == [f"{number} values per scale" for number in observed]
     assert len(facts) == len(observed)
+
+
+NVFP4_GROUPS = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {"weights": {**NVFP4, "group_size": 32}, "targets": ["re:.*mlp.*"]},
+        "group_1": {"weights": NVFP4, "targets": ["re:.*attn.*"]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "lines"),
+    [
+        pytest.param(
+            "gptq",
+            {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": 64,
+                "dynamic": {r"+:.*\.k_proj": {"group_size": 32}},
+            },
+            ["attention: 2 weights have 128 values per scale, such as "],
+            id="gptq-dynamic",
+        ),
+        pytest.param(
+            "gptq",
+            {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": 128,
+                "extra_config": {"model.layers.0.mlp.up_proj": {"group_size": 32}},
+            },
+            [],
+            id="the-size-of-the-label",
+        ),
+        pytest.param(
+            "nvfp4",
+            NVFP4_GROUPS,
+            ["attention: 2 weights have 16 values per scale, such as "],
+            id="several-groups",
+        ),
+        pytest.param("nvfp4", two_groups("group_0", "group_1"), [], id="one-group-without-a-size"),
+    ],
+)
+def test_another_group_size_beside_exceptions_is_not_judged(kind, label, lines, tmp_path):
+    found = inspected(tmp_path, kind, label)
+    assert found.facts == ()
+    assert len(found.unjudged) == len(lines), found.unjudged
+    for line, beginning in zip(found.unjudged, lines, strict=True):
+        assert line.startswith(beginning)

@@ -57,7 +57,8 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
     wrong = [each for each in matrices if each.is_wrong]
     facts += [*_facts(own, [*wrong, *left]), *_without_scale(matrices)]
     facts += _wrong_group_size(own, matrices)
-    return LabelJudgement(tuple(facts), tuple(notes), tuple(_unjudged(matrices)))
+    unjudged = [*_unjudged(matrices), *_unjudged_group_sizes(own, matrices)]
+    return LabelJudgement(tuple(facts), tuple(notes), tuple(unjudged))
 
 
 @dataclass(frozen=True)
@@ -165,21 +166,10 @@ def _unjudged(matrices: Sequence[_Matrix]) -> Iterator[str]:
 
 
 def _wrong_group_size(own: Label, matrices: Sequence[_Matrix]) -> Iterator[Fact]:
-    """Yield a fact for each part with another number of values per scale than the label's.
-
-    A label with several groups, or with exceptions for some modules, may have several such numbers,
-    so it is not judged.
-    """
-    if own.group_size is None or own.has_other_group_sizes or len(own.groups) != 1:
+    """Yield a fact for each part with another number of values per scale than the label's."""
+    if _has_several_group_sizes(own):
         return
-    groups: dict[tuple[str, int], list[Weight]] = {}
-    for each in matrices:
-        size = each.weight.group_size
-        if not size or each.weight.format not in (each.formats or ()):
-            continue
-        if max(size, own.group_size) >= _PADDING * min(size, own.group_size):
-            groups.setdefault((each.weight.group, size), []).append(each.weight)
-    for (group, size), these in groups.items():
+    for (group, size), these in _other_group_sizes(own, matrices).items():
         layers = weights.layers_text(each.layer for each in these)
         yield Fact(
             required=f"{own.group_size} values per scale ({own.name} in {own.file})",
@@ -188,6 +178,39 @@ def _wrong_group_size(own: Label, matrices: Sequence[_Matrix]) -> Iterator[Fact]
             kind=KIND,
             evidence=f"{len(these)} weights, such as {these[0].main}",
         )
+
+
+def _unjudged_group_sizes(own: Label, matrices: Sequence[_Matrix]) -> Iterator[str]:
+    """Yield a line for each part whose number of values per scale may be that of an exception."""
+    if not _has_several_group_sizes(own):
+        return
+    for (group, size), these in _other_group_sizes(own, matrices).items():
+        yield (
+            f"{group}: {len(these)} weights have {size} values per scale, such as "
+            f"{these[0].main}; {own.name} in {own.file} has {own.group_size}, and may have other "
+            "numbers for some modules"
+        )
+
+
+def _has_several_group_sizes(own: Label) -> bool:
+    """Return whether a label has several groups, or exceptions for some modules."""
+    return own.has_other_group_sizes or len(own.groups) != 1
+
+
+def _other_group_sizes(
+    own: Label, matrices: Sequence[_Matrix]
+) -> dict[tuple[str, int], list[Weight]]:
+    """Return the weights with another number of values per scale than the label's, by part."""
+    groups: dict[tuple[str, int], list[Weight]] = {}
+    if own.group_size is None:
+        return groups
+    for each in matrices:
+        size = each.weight.group_size
+        if not size or each.weight.format not in (each.formats or ()):
+            continue
+        if max(size, own.group_size) >= _PADDING * min(size, own.group_size):
+            groups.setdefault((each.weight.group, size), []).append(each.weight)
+    return groups
 
 
 def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
