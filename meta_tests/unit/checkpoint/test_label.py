@@ -1,6 +1,7 @@
 """Each form of a quantisation label is read: compressed-tensors, ModelOpt, GPTQ, and exceptions."""
 
 import json
+import math
 
 import pytest
 
@@ -15,9 +16,10 @@ INT8 = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128}
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
 
 
-def matrices(kind):
+def matrices(kind, columns):
     """Return the tensors of two layers in the given format."""
-    rows, columns = 256, 1024
+    rows = 256
+    groups = math.ceil(columns / 128)
     packed = {
         "nvfp4": {
             "weight_packed": ("U8", [rows, columns // 2]),
@@ -26,20 +28,20 @@ def matrices(kind):
         },
         "int4": {
             "weight_packed": ("I32", [rows, columns // 8]),
-            "weight_scale": ("BF16", [rows, columns // 128]),
+            "weight_scale": ("BF16", [rows, groups]),
             "weight_shape": ("I64", [2]),
         },
         "int8": {
             "weight_packed": ("I32", [rows, columns // 4]),
-            "weight_scale": ("BF16", [rows, columns // 128]),
+            "weight_scale": ("BF16", [rows, groups]),
         },
         "fp8": {"weight": ("F8_E4M3", [rows, columns]), "weight_scale": ("F32", [rows, 1])},
         "mxfp8": {"weight": ("F8_E4M3", [rows, columns]), "weight_scale": ("U8", [rows, 32])},
         "bfloat16": {"weight": ("BF16", [rows, columns])},
         "gptq": {
             "qweight": ("I32", [columns // 8, rows]),
-            "scales": ("F16", [columns // 128, rows]),
-            "qzeros": ("I32", [columns // 128, rows // 8]),
+            "scales": ("F16", [groups, rows]),
+            "qzeros": ("I32", [groups, rows // 8]),
             "g_idx": ("I32", [columns]),
         },
     }[kind]
@@ -50,7 +52,7 @@ def matrices(kind):
     return tensors
 
 
-def inspected(folder, kind, label, modelopt=None):
+def inspected(folder, kind, label, modelopt=None, columns=1024):
     folder.mkdir(exist_ok=True)
     config = {"num_hidden_layers": 2}
     if label is not None:
@@ -58,7 +60,7 @@ def inspected(folder, kind, label, modelopt=None):
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     if modelopt is not None:
         (folder / "hf_quant_config.json").write_text(json.dumps(modelopt), "utf-8")
-    checkpoints.write_header(folder / "model.safetensors", matrices(kind))
+    checkpoints.write_header(folder / "model.safetensors", matrices(kind, columns))
     return inspection.of_folder(folder)
 
 
@@ -284,3 +286,18 @@ def test_another_group_size_beside_exceptions_is_not_judged(kind, label, lines, 
     assert len(found.unjudged) == len(lines), found.unjudged
     for line, beginning in zip(found.unjudged, lines, strict=True):
         assert line.startswith(beginning)
+
+
+@pytest.mark.parametrize("columns", [64, 160])
+@pytest.mark.parametrize(
+    ("kind", "label"),
+    [
+        pytest.param("int4", compressed(INT4), id="compressed-tensors"),
+        pytest.param("gptq", {"quant_method": "gptq", "bits": 4, "group_size": 128}, id="gptq"),
+    ],
+)
+def test_the_last_scale_may_have_fewer_values(kind, label, columns, tmp_path):
+    """64 and 160 values in a row have one and two scales, if a scale has at most 128 values."""
+    found = inspected(tmp_path, kind, label, columns=columns)
+    assert (found.facts, found.unjudged) == ((), ())
+    assert {weight.format for weight in found.weights} == {"int4"}

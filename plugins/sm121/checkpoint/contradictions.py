@@ -1,5 +1,6 @@
 """Find contradictions between a checkpoint's declared quantisation, its label, and its tensors."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,8 +207,11 @@ def _other_group_sizes(
         return groups
     for each in matrices:
         size = each.weight.group_size
+        inputs = each.weight.inputs
         if not size or each.weight.format not in (each.formats or ()):
             continue
+        if inputs and math.ceil(inputs / own.group_size) == each.weight.input_scales:
+            continue  # the last group may be smaller
         if max(size, own.group_size) >= _PADDING * min(size, own.group_size):
             groups.setdefault((each.weight.group, size), []).append(each.weight)
     return groups

@@ -28,6 +28,8 @@ class FormatRow(DataTable):
     zeros: str | None = None
     #: The number of values in an element of the weight; None if it is derived from the shapes.
     values: int | None = None
+    #: The dimension of the weight and of the scale that has the inputs of the matrix.
+    inputs_dimension: int = -1
 
 
 class PartRow(DataTable):

@@ -1,6 +1,7 @@
 """The weights of a checkpoint: for each module, its tensors with their format and part."""
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 DRAFT = "draft"
 #: The number of bits of an element that contains several packed integers.
 _PACKED_BITS = 32
+#: The numbers of packed integers in an element, for 4 and 8 bits.
+_USUAL_PACKINGS = (8, 4)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,9 @@ class Weight:
     has_scale: bool
     #: The number of values per scale; None if the values are not packed, or have no scale.
     group_size: int | None
+    #: The number of inputs of the matrix, and of scales along them; None like the group size.
+    inputs: int | None
+    input_scales: int | None
     #: The tensor with the values, without scales and zero points.
     main: Tensor
     #: The number of the weight's values, if it is known.
@@ -98,14 +104,19 @@ def _weight(
     is_described = True
     values = main.elements
     values_per_scale: int | None = None
+    inputs: int | None = None
+    input_scales: int | None = None
     row = _row_of(own)
     if row is not None:
         main = own[row.weight]
         packed = row.values or _packing(row, own, group_size)
         kind = row.id if row.values else f"{row.id}{_PACKED_BITS // packed}"
         values = main.elements * packed
-        if packed > 1 and own[row.scale].elements:
-            values_per_scale = round(values / own[row.scale].elements)
+        scale = own[row.scale]
+        if packed > 1 and scale.elements:
+            values_per_scale = round(values / scale.elements)
+            input_scales = _length(scale, row.inputs_dimension)
+            inputs = values * input_scales // scale.elements
     elif len(main.shape) > 1 and names.no_matrix.search(module) is None:
         kind = weight_tables.load().plain.get(main.dtype)
         if kind is None:
@@ -121,6 +132,8 @@ def _weight(
         is_described=is_described,
         has_scale=row is not None,
         group_size=values_per_scale,
+        inputs=inputs,
+        input_scales=input_scales,
         main=main,
         values=values,
         size=sum(tensor.size for tensor in own.values()),
@@ -149,8 +162,18 @@ def _packing(row: FormatRow, own: Mapping[str, Tensor], group_size: int | None) 
     if zeros is not None and zeros.elements:
         return max(1, round(scale.elements / zeros.elements))
     if group_size:
+        words = _length(own[row.weight], row.inputs_dimension)
+        scales = _length(scale, row.inputs_dimension)
+        for packed in _USUAL_PACKINGS:
+            if math.ceil(words * packed / group_size) == scales:  # the last group may be smaller
+                return packed
         return max(1, round(scale.elements * group_size / own[row.weight].elements))
-    return _PACKED_BITS // 4
+    return _USUAL_PACKINGS[0]
+
+
+def _length(tensor: Tensor, dimension: int) -> int:
+    """Return the length of a dimension, which is counted from the end; 1 if it does not exist."""
+    return tensor.shape[dimension] if len(tensor.shape) >= -dimension else 1
 
 
 def role(module: str) -> str:
