@@ -1,6 +1,7 @@
 """The option `--kernel-provider`: which kernels are tested, and the message if they cannot be
 tested."""
 
+import abc
 import ast
 import functools
 import importlib.util
@@ -84,6 +85,31 @@ def test_a_mixin_may_have_a_step_that_the_part_has_of_it():
     mixin = type("Steps", (), {"visible": lambda self: None})
     attention = type("Attention", (mixin, TorchProvider.attention_class), {})
     type("Ours", (mixin, TorchProvider), {"attention_class": attention})
+
+
+@pytest.mark.parametrize(
+    ("step", "own"),
+    [
+        pytest.param(classmethod(lambda cls: None), {}, id="a class method"),
+        pytest.param(staticmethod(lambda: None), {}, id="a static method"),
+        pytest.param(lambda self: None, {"visible": lambda self: None}, id="replaced in the part"),
+    ],
+)
+def test_a_provider_and_its_part_may_share_a_mixin(step, own):
+    mixin = type("Steps", (), {"visible": step})
+    attention = type("Attention", (mixin, TorchProvider.attention_class), own)
+    type("Ours", (mixin, TorchProvider), {"attention_class": attention})
+
+
+def test_a_mixin_may_be_an_abstract_class():
+    """A part and a mixin with different abstract base classes share only names of Python."""
+    mixin = abc.ABCMeta("Mixin", (abc.ABC,), {"help": lambda self: None})
+    attention = abc.ABCMeta("Attention", (TorchProvider.attention_class, abc.ABC), {})
+    abc.ABCMeta("Ours", (mixin, TorchProvider), {"attention_class": attention})
+    abc.ABCMeta("Plain", (mixin, TorchProvider), {})
+    steps = abc.ABCMeta("Steps", (abc.ABC,), {"visible": lambda self: None})
+    with pytest.raises(TypeError, match=r"Plain\.visible: "):
+        abc.ABCMeta("Plain", (steps, TorchProvider), {})
 
 
 def test_cases_and_plugin_are_there_without_torch():
