@@ -211,7 +211,7 @@ def test_a_client_that_hangs_after_the_stop_is_a_fault(monkeypatch, wait_s):
         stopped.clear()
         with expected:
             go(jobs, deviation)
-    assert len(remarks) == 1 and "a known deviation of >=0.32: expected an answer" in remarks[0]
+    assert len(remarks) == 1 and "a known deviation of >=0.32: expected each client" in remarks[0]
 
 
 @pytest.mark.parametrize(("ends_by_itself", "decided"), [(True, False), (False, True)])
