@@ -297,7 +297,8 @@ def test_ten_percent_slower_is_red_whatever_the_selection_leaves_of_the_level(st
 def test_a_shard_without_a_test_that_measures_leaves_the_comparison_to_the_others(stored, tmp_path):
     """A shard without a test that measures leaves the comparison to the other shards.
 
-    The shard with the tests that measure is red. Both have a benchmark that is not stored."""
+    The shard with the tests that measure is red. Both have a benchmark that is not stored. If no
+    shard measures a level, the limit for this benchmark is red."""
     own = tmp_path / "test_own.py"
     own.write_text(
         "import pytest\npytestmark = [pytest.mark.kernel, pytest.mark.applies_to('gpu')]\n"
@@ -311,6 +312,9 @@ def test_a_shard_without_a_test_that_measures_leaves_the_comparison_to_the_other
     status, run = stored(SLOWER, *whole, "--shard=2/2")
     assert status == 0, run.output
     assert [test["level"] for test in run.verdict["tests"]] == ["kernel"]
+    level = "meta_tests/whole/scenarios/verdicts.py::test_pass"
+    status, run = stored(GOOD, level, str(new), COMPARE, FAIL, "--shard=1/1")
+    assert status == 1 and "none of the 1 benchmarks" in run.verdict["reason"], run.output
 
 
 def test_a_slower_benchmark_outside_the_levels_is_red_in_a_shard_that_measures_no_level(
