@@ -24,8 +24,11 @@ SCENARIO = "meta_tests/whole/scenarios/measurements.py"
 LEVEL = "tests/test_regression.py"
 GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
 SLOWER = {"tg32@d0": [81.0, 81.3, 80.7, 81.2, 80.8]}
+SLIGHTLY_SLOWER = {"tg32@d0": [value * 0.97 for value in GOOD["tg32@d0"]]}
 COMPARE = "--benchmark-compare"
 FAIL = "--benchmark-compare-fail=median:5%"
+NARROW = "--benchmark-compare-fail=median:2%"
+VIOLATED = "FAIL: tg32@d0: expected at most 2 % slower than 0001, got 3.093 % (the median)"
 
 
 @pytest.fixture
@@ -427,18 +430,27 @@ def test_a_run_that_regressed_is_no_baseline(stored):
 
     If it violates a limit below the profile's threshold, it is stored as failed. The same command
     again is compared with the same baseline, and not with the failed run, which is the latest."""
-    slightly = {"tg32@d0": [value * 0.97 for value in GOOD["tg32@d0"]]}
-    limit = "--benchmark-compare-fail=median:2%"
-    status, run = stored(slightly, SCENARIO, COMPARE, limit, "--benchmark-autosave")
+    status, run = stored(SLIGHTLY_SLOWER, SCENARIO, COMPARE, NARROW, "--benchmark-autosave")
     assert status == 1, run.output
     (file,) = stored.storage.glob("*/0002*.json")
     (benchmark,) = json.loads(file.read_text())["benchmarks"]
     assert benchmark["extra_info"]["run"] == "FAIL"
-    status, run = stored(slightly, SCENARIO, COMPARE, limit)
+    status, run = stored(SLIGHTLY_SLOWER, SCENARIO, COMPARE, NARROW)
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
-    line = "FAIL: tg32@d0: expected at most 2 % slower than 0001, got 3.093 % (the median)"
-    assert line in run.output.splitlines(), run.output
+    assert VIOLATED in run.output.splitlines(), run.output
     assert re.search(r"\(0001_\S+\)", run.output) and "(0002_" not in run.output, run.output
+
+
+def test_a_limit_compares_each_metric_with_the_latest_run_that_has_it(stored):
+    """The latest run lacks tg32@d0, so this metric is compared with the run before."""
+    (file,) = stored.storage.glob("*/0001*.json")
+    file.with_name("0002_pp.json").write_text(file.read_text().replace("tg32@d0", "pp32@d0"))
+    status, run = stored(GOOD, SCENARIO, COMPARE, FAIL)
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+    both = {**SLIGHTLY_SLOWER, "pp32@d0": GOOD["tg32@d0"]}
+    status, run = stored(both, SCENARIO, COMPARE, NARROW)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+    assert VIOLATED in run.output.splitlines(), run.output
 
 
 def add_run_of_another_profile(storage: Path) -> None:

@@ -1,4 +1,4 @@
-"""Chooses the stored run that pytest-benchmark compares with."""
+"""Chooses the stored runs that pytest-benchmark compares with."""
 
 from typing import Any
 
@@ -13,10 +13,11 @@ from sm121.session.session import Session
 def compare_with_baseline(
     config: pytest.Config, session: Session, history: MeasuredHistory
 ) -> bool:
-    """Let pytest-benchmark compare with the baseline of the regression level.
+    """Let pytest-benchmark compare with the baselines of the regression level.
 
     By default, pytest-benchmark compares with the latest file, even if that run failed or used
-    another profile. Benchmarks outside the levels are still compared with that file.
+    another profile. Each benchmark of a level is instead compared with the latest baseline that
+    has it. Benchmarks outside the levels are still compared with the latest file.
 
     Args:
         config: The configuration of pytest. ``--benchmark-compare`` has no number.
@@ -24,7 +25,8 @@ def compare_with_baseline(
         history: The stored runs with which the run is compared.
 
     Returns:
-        Whether there is a baseline. If not, the regression level reports the reason.
+        Whether the history has a baseline, even if it lacks all benchmarks of this run. If it has
+        none, the regression level reports the reason.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None:
@@ -33,19 +35,30 @@ def compare_with_baseline(
     for path, entries in (benchmarks.compared_mapping or {}).items():
         mapping[path] = {name: each for name, each in entries.items() if not is_of_suite(each)}
     try:
-        run = history.runs[-1]
+        runs = history.runs
     except (Unmet, Undecided):  # the level reports the reason, so the run does not pass
         benchmarks.compared_mapping = mapping
         return False
+    files: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
     for path, data in benchmarks.storage.load("*/*"):
-        is_baseline = path.name == run.name and str(data.get("datetime", "")) == run.file.started
-        if is_baseline:
-            if path not in mapping:
-                line = f"--benchmark-compare: compared with {run.short_name}, the latest baseline"
-                session.run.record.say("benchmark", line)
-            entries = {each["fullname"]: each for each in data["benchmarks"] if is_of_suite(each)}
-            mapping[path] = mapping.get(path, {}) | entries
-            break
+        files[path.name, str(data.get("datetime", ""))] = (path, data)
+    measured = {each.fullname for each in benchmarks.benchmarks if each and is_of_suite(each)}
+    missing = set(measured)
+    for run in reversed(runs):
+        stored = files.get((run.name, run.file.started))
+        if stored is None:  # pytest-benchmark cannot read this file
+            continue
+        path, data = stored
+        entries = {each["fullname"]: each for each in data["benchmarks"] if is_of_suite(each)}
+        found = {name: each for name, each in entries.items() if name in missing}
+        if not found:
+            continue
+        if path not in mapping:
+            counts = f"{len(found)} of {len(measured)} metrics"
+            line = f"--benchmark-compare: {counts} compared with {run.short_name}, a baseline"
+            session.run.record.say("benchmark", line)
+        mapping[path] = mapping.get(path, {}) | found
+        missing -= found.keys()
     benchmarks.compared_mapping = mapping
     return True
 

@@ -316,19 +316,21 @@ def _regressions(config: pytest.Config, *, has_baseline: bool) -> list[_Regressi
         line = f"{_FAIL} was given, but no benchmark ran, so nothing was compared"
         return [_Regression(_NOTHING, Fact("", line))]
     found = []
-    is_any_compared = False
+    compared = set()
     for benchmark in ran:
         for path, entries in session.compared_mapping.items():
             stored = entries.get(benchmark.fullname)
             if stored is None:
                 continue
-            is_any_compared = True
+            compared.add(benchmark.fullname)
             for check in session.compare_fail:
                 if check.fails(benchmark, stored["stats"]):
                     found.append(_regression(benchmark, stored, check, Path(str(path))))
-    if not is_any_compared and has_baseline:
-        line = f"{_FAIL} was given, but the stored run has none of the {len(ran)} benchmarks"
-        return [_Regression(_NOTHING, Fact("", line))]
+    # A compared benchmark outside the levels does not replace those of the levels.
+    required = [each for each in ran if compared_run.is_of_suite(each)] or ran
+    if has_baseline and not any(each.fullname in compared for each in required):
+        line = f"{_FAIL} was given, but the stored run has none of the {len(required)} benchmarks"
+        found.append(_Regression(_NOTHING, Fact("", line)))
     return found
 
 
