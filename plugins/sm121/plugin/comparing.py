@@ -22,7 +22,7 @@ from sm121.plugin import compared_run, selection, shards, workers
 from sm121.plugin.benchmarks import HISTORY, history_of
 from sm121.plugin.stash import ID, LEVEL
 from sm121.regression.measured import MeasuredHistory, NothingComparable
-from sm121.run import stored_benchmarks
+from sm121.run import stored_benchmarks, stored_run
 from sm121.run.events import Decided
 from sm121.run.verdict_file import TestReport
 from sm121.session.session import Session
@@ -337,16 +337,14 @@ def _regressions(config: pytest.Config, *, has_baseline: bool) -> list[_Regressi
 def _regression(benchmark: Any, stored: Any, check: Any, path: Path) -> _Regression:
     """Return the regression of a benchmark that a check of pytest-benchmark found."""
     about = benchmark.extra_info
-    subject = (
-        str(about["metric"])
-        if compared_run.is_of_suite(stored) and "metric" in about
-        else benchmark.name
-    )
-    number = path.name.partition("_")[0]
-    run = number if number.isdecimal() else path.name
+    subject = benchmark.name
+    if compared_run.is_of_suite(stored) and "metric" in about:
+        subject = str(about["metric"])
     is_time = about.get("unit", "s") in ("tok/s", "ms", "µs", "s")
+    worse = "slower" if is_time else "worse"
     unit = "%" if type(check).__name__ == "PercentageRegressionCheck" else "s"
-    required = f"at most {check.threshold:g} {unit} {'slower' if is_time else 'worse'} than {run}"
+    run = stored_run.short_name(path.name)
+    required = f"at most {check.threshold:g} {unit} {worse} than {run}"
     change = check.compute(benchmark, stored["stats"])
     return _Regression(
         subject, Fact(required, value=change, unit=unit, evidence=f"the {check.field}")

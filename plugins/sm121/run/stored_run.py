@@ -7,6 +7,7 @@
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,23 @@ WORKERS = "workers"
 CONTEXT = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["stored"]
 #: Fields that must be equal only if both runs have them.
 SAME_REQUESTS = ("gpu_units", "path_requests")
+
+
+#: The name of a file of pytest-benchmark: its number and the commit.
+_NUMBERED = re.compile(r"(?P<number>\d+)_")
+
+
+def short_name(name: str) -> str:
+    """Return the number of a stored file of pytest-benchmark, such as ``0001``.
+
+    Args:
+        name: The name of the file.
+
+    Returns:
+        The number; the whole name if it begins with no number.
+    """
+    numbered = _NUMBERED.match(name)
+    return name if numbered is None else numbered["number"]
 
 
 @dataclass(frozen=True)
@@ -136,8 +154,7 @@ class StoredRun:
     @property
     def short_name(self) -> str:
         """The number of a file of pytest-benchmark, such as ``0001``, or the whole name."""
-        number = self.name.partition("_")[0]
-        return number if number.isdecimal() else self.name
+        return short_name(self.name)
 
     def find(self, metric: StoredMetric) -> StoredMetric | None:
         """Return the same metric of this run.
