@@ -73,7 +73,7 @@ def test_seed_is_used(sdk):
 
 @contract
 def test_what_is_not_sent_is_as_promised(api, server, attempts):
-    """Without sampling parameters, the engine samples with the defaults that it documents."""
+    """Without sampling parameters, the engine uses the default values that it documents."""
     sampling.defaults_hold(api, sampling.documented_defaults(api, server), attempts)
 
 
@@ -129,7 +129,7 @@ def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, remark
 @pytest.mark.ability("oracle")
 @pytest.mark.parametrize("mistake", oracle_texts.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
-    """The log-probabilities show no known fault that is smaller than the rounding of BF16."""
+    """The log-probabilities show none of the known faults with an effect below BF16's rounding."""
     log_probabilities.mistake_is_absent(asker, reference, mistake)
 
 
@@ -210,28 +210,28 @@ def test_before_equals_after_an_aborted_request(continuations):
 
 
 def test_speculation_keeps_the_targets_tokens(speculation, remark):
-    """Each greedy token is the likeliest one in a prefill of the same text without drafts."""
+    """With speculation, each greedy token is the likeliest one in a prefill of its text."""
     remark(f"speculation: {speculation.tokens_are_the_targets()}")
 
 
 def test_speculation_keeps_the_targets_log_probabilities(speculation, remark):
-    """The reported log-probabilities are those of the target model, not of the drafter."""
+    """With speculation, log-probabilities are the target model's, not the drafter's."""
     remark(f"speculation: {speculation.log_probabilities_are_the_targets()}")
 
 
 def test_speculation_keeps_the_targets_distribution(speculation, remark):
-    """The four likeliest tokens are sampled as often as the target model predicts."""
+    """With speculation, the four likeliest tokens are sampled as the target model predicts."""
     remark(f"speculation: {speculation.samples_follow_the_target()}")
 
 
 def test_speculation_ends_an_answer_anywhere(speculation):
-    """An answer can end between tokens that were accepted in the same step."""
+    """With speculation, an answer can end between tokens accepted in the same step."""
     speculation.ends_anywhere()
 
 
 @contract
 def test_speculation_keeps_a_form(speculation):
-    """Structured output is valid even where the target model prefers another token."""
+    """With speculation, structured output is valid where the target prefers another token."""
     speculation.forms_are_kept()
 
 
@@ -265,7 +265,7 @@ def test_answers_are_as_long_as_they_should_be(sdk, profile, remark):
 
 @pytest.mark.asked_for("--record-golden")
 def test_golden_file_is_recorded(recorder, conformance, remark):
-    """Two recordings of one server have the same tokens. The file contains the first one."""
+    """Two recordings of one server have the same tokens. The golden file contains the first one."""
     first = recorder()
     path = conformance.settings.answers.record_golden
     golden.save_repeated(first, recorder(), path)
@@ -375,7 +375,7 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
 
 @contract
 def test_min_tokens_is_kept(api, profile):
-    """No answer ends before min_tokens, and a stop token ends it right after."""
+    """No answer ends before min_tokens. If a stop token comes next, the answer ends there."""
     endings.min_tokens_is_kept(api, profile.correctness)
 
 
@@ -496,7 +496,7 @@ def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat
 @pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", responses.IN_RESPONSES)
 def test_a_response_is_to_its_harmony(api, chat):
-    """The prompt of a response contains instructions, turns, calls and results."""
+    """The prompt of a response contains its instructions, earlier turns, calls and call results."""
     responses.usage_counts_harmony(api, chats.find_chat(chat))
 
 
@@ -727,7 +727,7 @@ def test_a_stream_without_usage_has_none(api):
 @contract
 @pytest.mark.api_cases
 def test_request(judge, case):
-    """The server answers or refuses the case's request as required, and works as before."""
+    """The server answers or refuses the case's request as required, and then works as before."""
     judge(case)
 
 

@@ -128,7 +128,7 @@ def test_mxfp4_encodes_by_its_rule(kernels, case):
 
 @pytest.mark.kernel_cases("mxfp8_quantisation")
 def test_mxfp8_encodes_by_its_rule(kernels, case):
-    """Scales and elements follow the rules of MXFP4, with elements in E4M3."""
+    """MXFP8 is encoded by the rules that apply to MXFP4, but with elements in E4M3."""
     require_none(kernels.faults(case))
 
 
@@ -226,7 +226,7 @@ def test_decode_attention(kernels, case):
 
 @pytest.mark.kernel_cases("decode_sinks")
 def test_decode_attention_sinks(kernels, case):
-    """Decode is right with the sinks of the prefill tests."""
+    """Decode is right without sinks, and with the kinds of sinks that the prefill tests use."""
     require_none(kernels.faults(case))
 
 

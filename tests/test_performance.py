@@ -26,8 +26,10 @@ def test_decode_rate(performance, tokens, depth):
 
 @pytest.mark.ability("chats")
 def test_chat_rate(performance, profile):
-    """Streamed, sampled chats of hundreds of tokens are nearly as fast as the decode rate. With
-    speculative decoding they reach its gate."""
+    """Streamed, sampled chats of hundreds of tokens are nearly as fast as the decode rate.
+
+    With speculative decoding, they reach the gate of the decode rate.
+    """
     performance.chat_rate(profile.performance.chats, profile.gate("tg32@d0"))
 
 
