@@ -29,7 +29,7 @@ class Interval:
 
         Args:
             at_least: The bound.
-            fact: The fact to raise.
+            fact: The requirement that the error reports as failed.
 
         Raises:
             Unmet: The interval is below the bound.

@@ -108,7 +108,7 @@ def compare_runs(
 
 @dataclass
 class _Walk:
-    """The state of the comparison of two runs."""
+    """The state of a comparison of two runs: the compared tokens, the forks, the disagreement."""
 
     pairs: list[tuple[Position, Position]] = field(default_factory=list)
     forks: int = 0
@@ -272,7 +272,10 @@ def _listed(position: Position) -> dict[str, float]:
 
 
 def _gap(mine: Position, other: Position) -> float:
-    """Return the larger of both runs' gaps between their own token and the other run's, in nats."""
+    """Return how much each run prefers its own token to the other run's, as the larger value.
+
+    The values are differences of log-probabilities, in nats.
+    """
     mine_by_other = other.top.get(mine.token)
     other_by_mine = mine.top.get(other.token)
     if mine_by_other is None or other_by_mine is None:

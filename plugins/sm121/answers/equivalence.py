@@ -51,8 +51,8 @@ class _Times(NamedTuple):
 class Continuations:
     """The prompt set, with one server's answers to each prompt sent alone.
 
-    These answers are requested once, on first use, without the prefix cache. Each check raises
-    `Unmet` if another form of the request gives another answer.
+    These answers are requested once, on first use, without the prefix cache. Each check sends the
+    prompts in another way, and raises `Unmet` if the answers differ.
     """
 
     prompts: PromptSet
@@ -252,10 +252,10 @@ class Continuations:
             self._require_equal([(prompt, answer)], "after an aborted request")
 
     def go_on_sensibly(self) -> None:
-        """Require that answers without expected repetition show no sign of a broken engine.
+        """Require that the answers to the prompts show no sign of a broken engine.
 
         Raises:
-            Unmet: An answer has a sign of `sanity`.
+            Unmet: An answer has one of the signs that `sanity` detects.
         """
 
         def goes_on(prompt: Prompt) -> None:

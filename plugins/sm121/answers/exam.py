@@ -266,7 +266,7 @@ def load(name_or_path: str) -> Exam:
 
 
 def _lines(text: str, origin: str) -> Iterator[tuple[int, Json]]:
-    """Yield the number and the object of each line."""
+    """Yield the number of each line of an exam file, and the JSON object in it."""
     # Do not use splitlines(), because JSON strings may contain characters such as U+2028, at which
     # it would split.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -282,7 +282,7 @@ def _lines(text: str, origin: str) -> Iterator[tuple[int, Json]]:
 
 
 def _table(lines: Iterator[tuple[int, Json]], name: str, origin: str) -> Json:
-    """Convert the lines of a file to one table."""
+    """Convert the lines of an exam file to one table with the fields of `Exam`."""
     table: Json = {"name": name, "completions": []}
     section = "facts"
     for number, entry in lines:

@@ -73,7 +73,7 @@ def likeliest(top: Top) -> str:
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return the log-likelihood ratio of a sampled token: another temperature to the sent one.
+    """Return the log of how much likelier a token is at another temperature than at the sent one.
 
     Args:
         top: The listed tokens.
@@ -88,7 +88,7 @@ def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
 
 
 def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
-    """Return the expected log-likelihood ratio per sample if the server used another temperature.
+    """Return how much evidence a sample gives, on average, against another temperature.
 
     Args:
         top: The listed tokens.
@@ -107,8 +107,8 @@ def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
 def remaining(top: Top, cut: Cut, value: float) -> Split:
     """Apply a truncation to the listed tokens at temperature 1.
 
-    A token is in neither set if rounding decides about it, or a tie, which engines break in
-    different ways.
+    A token is in neither set if only rounding decides whether it is kept, or if its probability
+    equals that of a token on the other side of the cut (engines break such ties differently).
 
     Args:
         top: The listed tokens.
@@ -139,10 +139,11 @@ class _Bounds(NamedTuple):
 
 
 def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) -> _Bounds:
-    """Return bounds of the ratio of a token's rank or probability to the threshold.
+    """Return bounds of how far a token is beyond the cut: below 1, the token is kept.
 
-    A token with a ratio below 1 is kept. For the high bound, all tied tokens rank before the token;
-    for the low bound, none.
+    The value is the rank of the token, or the probability of all likelier tokens, divided by the
+    threshold. The high bound assumes that all equally likely tokens rank before the token, and the
+    low bound that none does.
     """
     if cut == "min_p":
         ratio = value * math.exp(highest - log)

@@ -107,7 +107,9 @@ def save(golden: GoldenFile, path: Path) -> None:
 
 
 def conclude(path: Path, doubt: str | None) -> None:
-    """At the end of the run, store in a recorded file whether its answers are trusted.
+    """Store in a golden file whether the answers of its run are trusted.
+
+    This is called at the end of the run that recorded the file.
 
     Args:
         path: The file.

@@ -44,7 +44,7 @@ def generation_beyond(
     generated: Sequence[int],
     positions: Sequence[Position],
 ) -> GenerationJudgement:
-    """Compare greedy tokens and their log-probabilities with the oracle's.
+    """Compare greedy tokens and their log-probabilities with those of the oracle.
 
     The chosen token may be less likely than the best one by at most two tolerances. Nothing is
     compared after the first different token, because the oracle continued with its own choice.

@@ -31,7 +31,7 @@ class Pattern:
 
     @classmethod
     def of(cls, file: OracleFile, mistake: str, rounding: str | None) -> "Pattern":
-        """Return the pattern of a mistake, or of another rounding.
+        """Return how a mistake, or another rounding, changes the log-probabilities.
 
         Args:
             file: The oracle's file.
@@ -58,7 +58,7 @@ class Pattern:
         return cls(tuple(right), changes(with_mistake), tuple(weights))
 
     def _product(self, values: Iterable[float]) -> float:
-        """Return the weighted scalar product with the mistake."""
+        """Return the weighted scalar product of some values with the mistake's changes."""
         weights = self.weights or itertools.repeat(1.0)
         return math.fsum(w * m * v for w, m, v in zip(weights, self.mistake, values, strict=False))
 

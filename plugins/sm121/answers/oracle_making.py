@@ -99,7 +99,7 @@ def make(
 
 @dataclasses.dataclass(frozen=True)
 class _ExactText:
-    """A text of `OracleFile.exact`."""
+    """A text that the oracle scores without any rounding, for `OracleFile.exact`."""
 
     text: "Text"
     #: Whether to store ``places``; exams only need ``following``.
@@ -108,7 +108,7 @@ class _ExactText:
 
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """The results of all texts; the fields are those of `OracleFile`."""
+    """The results of all texts. The fields are those of `OracleFile`."""
 
     prompts: dict[str, Scored]
     #: The results for each rounding of a correct engine, and each prompt.
@@ -124,7 +124,7 @@ def _results(
     rounding: Rounding,
     exact_texts: "Mapping[str, _ExactText]",
 ) -> _Results:
-    """Convert results, in the order of `_texts` and `_exact_texts`, to the fields of the file."""
+    """Convert the results to the fields of the oracle's file."""
     prompts = _take_scored(scored, fixed)
     rounded = {way: _take_scored(scored, fixed) for way in _correct_roundings(rounding)}
     long_name, long_ids = oracle_texts.long_prompt()
@@ -152,20 +152,20 @@ def _generated_of(texts: Mapping[str, Scored]) -> dict[str, list[OraclePosition]
 def _take_scored(
     results: "Iterator[Scores]", fixed: Mapping[str, Sequence[int]]
 ) -> dict[str, Scored]:
-    """Take the next result for each prompt."""
+    """Take one result for each prompt from an iterator of results."""
     return {name: _scored(next(results), len(ids)) for name, ids in fixed.items()}
 
 
 def _take_following(results: "Iterator[Scores]", names: Iterable[str]) -> dict[str, list[float]]:
-    """Take the next result for each name, and return its `Scored.following`."""
+    """Take one result for each name from an iterator, and return its `Scored.following`."""
     return {name: _following(next(results)) for name in names}
 
 
 def _correct_roundings(formats: Rounding) -> dict[str, Rounding]:
-    """Return the possible roundings of correct engines that serve these formats, with their names.
+    """Return the roundings that a correct engine with these formats may have, with their names.
 
-    If activations are rounded to few bits, float32 arithmetic sometimes rounds to another value
-    than exact arithmetic.
+    There are several: if activations are rounded to few bits, float32 arithmetic sometimes rounds
+    to another value than exact arithmetic.
     """
     roundings = {"bf16": formats.computed_in("bf16")}
     if formats == EXACT:

@@ -49,7 +49,7 @@ class LogProbabilityDifference:
     likely_mean_abs: float
 
     def beyond(self, tolerance: LogProbabilityTolerance, *, means: bool = True) -> list[Fact]:
-        """Return the bounds of a tolerance that are exceeded.
+        """Return the bounds of a tolerance that this difference exceeds.
 
         Args:
             tolerance: The tolerance.

@@ -35,7 +35,7 @@ _APART = -math.log(1e-6)
 
 
 class ServedPlace(NamedTuple):
-    """One position of a text."""
+    """One position of a text: the checkpoint's likeliest tokens, and the served probabilities."""
 
     #: The likeliest tokens according to the checkpoint's own mathematics.
     expected: OraclePosition
@@ -44,7 +44,7 @@ class ServedPlace(NamedTuple):
 
 
 class PriceSamples(NamedTuple):
-    """The samples of a price."""
+    """The samples from which the accuracy cost of a rounding (its price) is computed."""
 
     #: The samples of each metric in `PRICES`: one for each prompt or question; at a depth, one for
     #: each token.
@@ -54,7 +54,7 @@ class PriceSamples(NamedTuple):
 
 
 def refuse_rounded(file: OracleFile, origin: Path) -> None:
-    """Reject a file that has no results without rounding.
+    """Reject an oracle's file that has no results without rounding.
 
     Args:
         file: The oracle's file.
@@ -74,7 +74,7 @@ def refuse_rounded(file: OracleFile, origin: Path) -> None:
 def measure(
     asker: Asker, file: OracleFile, exam: str | None, depths: Iterable[int] = DEPTHS
 ) -> PriceSamples:
-    """Compare a server with the reference on the fixed prompts, the exam's text and each depth.
+    """Compare a server with the reference on the fixed prompts, the exam and each depth.
 
     Args:
         asker: The client of the server.
@@ -116,10 +116,10 @@ def measure(
 
 
 def gates(prices: Iterable[Price], rounding: Rounding | None) -> dict[str, Gate]:
-    """Return the gates that apply to a server with a rounding.
+    """Return the gates on the accuracy cost of a rounding.
 
     Args:
-        prices: The prices of the profile.
+        prices: The accepted accuracy costs (prices) in the profile.
         rounding: The rounding; None if it is unknown, so that no gates apply.
 
     Returns:
@@ -183,7 +183,7 @@ def _by_id(position: Position) -> dict[int, float]:
 
 
 def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
-    """Return each correct answer's log-probability: the server's minus the checkpoint's."""
+    """For each correct answer, return the server's log-probability minus the checkpoint's."""
     answer = asker.ask(Request(tuple(text.token_ids), 1, prompt_log_probabilities=True))
     served = asker.need(answer.prompt_log_probabilities, "prompt_logprobs")
     changes = []

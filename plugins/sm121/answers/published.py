@@ -1,6 +1,7 @@
-"""Compare published scores with results of lm-evaluation-harness, with data sets on this machine.
+"""Compare a model's scores in lm-evaluation-harness with its published scores.
 
-Source: https://github.com/EleutherAI/lm-evaluation-harness, docs/interface.md and API_guide.md.
+The data sets must be on this machine. Source: https://github.com/EleutherAI/lm-evaluation-harness,
+docs/interface.md and API_guide.md.
 """
 
 import json

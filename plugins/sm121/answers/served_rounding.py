@@ -39,7 +39,7 @@ class _Row(DataTable):
     source: str = Field(min_length=3)
 
     def fits(self, part: str, form: str, attention: str, identity: str | None) -> bool:
-        """Return whether the row applies to a part with a format, in a build of the engine."""
+        """Return whether the row applies to a part with a format, for a build of the engine."""
         if self.part != part or self.when.fullmatch(form) is None:
             return False
         if self.attention is not None and self.attention.fullmatch(attention) is None:
