@@ -98,9 +98,10 @@ class CaseProblem:
 
     @property
     def severity(self) -> Severity:
-        """The severity.
+        """The severity of the problem.
 
-        It is `Severity.COURTESY` if only the format of a refusal is not as published.
+        It is `Severity.COURTESY` if the server refused the request correctly, but not in the
+        published format.
         """
         if self.kind in _NEVER_EXCUSED:
             return Severity.BLOCKER
@@ -174,7 +175,7 @@ class _Found(NamedTuple):
 
 
 def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProblem | None:
-    """Return a problem if a plain request now gets another answer than before the cases."""
+    """Return a problem if a plain request now gets another answer than before the first case."""
     sentinel = _ask_plainly(api)
     if sentinel.is_answered and sentinel.text == healthy:
         return None
@@ -184,9 +185,9 @@ def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProbl
 
 
 def _classified(api: Api, case: Case, found: _Found, exchange: Exchange) -> CaseProblem:
-    """Return the problem.
+    """Return a deviation from a case as a problem.
 
-    It is only a remark if the deviation is known or the case is unspecified.
+    The problem is only a remark if the deviation is known or the case is unspecified.
     """
     if found.kind in _NEVER_EXCUSED:
         return CaseProblem(found.kind, found.fact, True, exchange.status)
@@ -201,7 +202,7 @@ def _classified(api: Api, case: Case, found: _Found, exchange: Exchange) -> Case
 
 @dataclass(frozen=True)
 class Judge:
-    """Compares one server with cases, and collects remarks and excused deviations."""
+    """Compares one server with the cases, and collects remarks and known deviations."""
 
     api: Api
     #: Called with each remark.
@@ -317,7 +318,7 @@ def _judge_served(case: Case, exchange: Exchange) -> _Found | None:
 
 
 def _content(api: Api, case: Case) -> bytes:
-    """Return the body of a case."""
+    """Return the body of a case's request."""
     if case.raw is not None:
         return case.raw.replace("%MODEL%", api.model).encode()
     if case.raw_hex is not None:

@@ -104,9 +104,9 @@ def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[st
 
 
 def _possible_dates(environment: Mapping[str, str]) -> list[str]:
-    """Return the pinned date.
+    """Return the dates that the server may write into a prompt.
 
-    If there is none, return all dates that are possible on the server.
+    These are the pinned date, or else the current dates of all time zones.
     """
     pinned = environment.get(START_DATE)
     if pinned:
@@ -182,7 +182,7 @@ def _require_counted_texts(api: Api, case: ChatCase) -> None:
 
 
 def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int) -> None:
-    """Require that the spelling of special tokens in a text is tokenized as plain text."""
+    """Require that a special token's spelling in a user's text is tokenized as plain text."""
     message = case.messages[index]
     about = f"{case}, message {index} ({message.role})"
     neutral = message.text.replace("<|", "<!").replace("|>", "!>")
@@ -233,7 +233,7 @@ TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
 
 
 def _reworded(case: ChatCase, role: str, text: str) -> ChatCase:
-    """Replace the content of the first message of a role."""
+    """Return a copy of a chat in which the first message of a role has another text."""
     index = next(n for n, message in enumerate(case.messages) if message.role == role)
     return case.with_message(index, content=text)
 
@@ -245,7 +245,8 @@ def answer_is_to_the_chat(
 
     If the engine returns and accepts token ids, the tokens and log-probabilities of the answer are
     compared with those of the answer to a completion request for harmony's rendering. Otherwise,
-    the change in `TELLING` must change the answer more than a repetition of the request does.
+    `TELLING` has a changed version of the chat. Its answer must differ more from the first answer
+    than the answer to a repetition of the request does.
 
     Args:
         api: The API of the server.

@@ -233,7 +233,7 @@ class Api:
     def _answer(
         self, path: str, fields: Json, check: Callable[[Json, Json], list[str]] | None = None
     ) -> Json:
-        """Send a request. `check` returns the errors of an answer, given the request's body."""
+        """Send a request and validate the answer. `check` returns further errors of the answer."""
         body = self._body(fields)
         self.capabilities.require(*needed(path, body))
         exchange = self.send("POST", path, json.dumps(body).encode())

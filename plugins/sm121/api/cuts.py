@@ -1,4 +1,4 @@
-"""Choose values of ``top_p``, ``top_k`` and ``min_p``, and the texts after which to sample."""
+"""Choose values of ``top_p``, ``top_k`` and ``min_p`` to check, and texts to sample after."""
 
 import math
 import random
@@ -19,7 +19,7 @@ _LOOSE_FACTOR = 5
 
 
 class CutValues(NamedTuple):
-    """The values of a parameter with which to sample."""
+    """The values of ``top_p``, ``top_k`` or ``min_p`` that may be checked."""
 
     middle: float
     #: The values from which each run draws one.
@@ -34,7 +34,10 @@ CUTS: dict[Cut, CutValues] = {
 
 
 class CutCase(NamedTuple):
-    """A value and a text. Samples after the text show if the server's value is off by a tenth."""
+    """A value of a parameter, and a text.
+
+    The samples after this text show whether the server uses a value that is wrong by a tenth.
+    """
 
     #: The number of samples that show whether the server's value is off by a tenth.
     samples: int
@@ -45,18 +48,19 @@ class CutCase(NamedTuple):
 
 
 def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase]:
-    """Choose the cases of a parameter.
+    """Choose the values of a parameter to check, and for each value the text to sample after.
 
     Args:
         tops: The likeliest tokens after each text.
         cut: The parameter.
-        seed: The seed of the drawn case.
+        seed: The seed with which the case ``drawn`` is drawn.
 
     Returns:
-        The case ``middle`` and the case ``drawn``.
+        ``middle``, the case whose value is nearest to the parameter's middle value, and ``drawn``,
+        one of the other suitable cases.
 
     Raises:
-        NotRun: For no value and text is the maximum number of samples sufficient.
+        NotRun: Every value and text would need more than the maximum number of samples.
     """
     middle, values = CUTS[cut]
     cases = []
@@ -75,7 +79,7 @@ def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase
 
 
 def _find_case(text: str, top: Top, cut: Cut, value: float) -> CutCase | None:
-    """Return the case of a value and a text; None if samples could not show an error."""
+    """Return the case of a value and a text; None if its samples cannot show an error."""
     error = 1.0 if cut == "top_k" else expected_samples.ERROR * value
     remaining, dropped = expected_samples.remaining(top, cut, value)
     at_smaller = expected_samples.remaining(top, cut, value - error)

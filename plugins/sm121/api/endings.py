@@ -87,7 +87,7 @@ def stop_string_ends_the_text(api: Api) -> None:
 
 
 def _first_new_string(text: str) -> int:
-    """Return the first index (at least 3) whose stop string does not occur earlier in the text."""
+    """Return the first index (at least 3) of a stop string that does not occur earlier."""
     starts = range(3, len(text))
     return next(i for i in starts if text.index(text[i : i + _STOP_LENGTH]) == i)
 

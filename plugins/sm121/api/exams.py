@@ -258,7 +258,7 @@ class Candidate:
         return tools.ask(self.api, messages, functions, limit, reasoning_effort=section.effort)
 
     def _sent_back(self, message: Json) -> Json:
-        """Return an assistant's message for the next request.
+        """Return an assistant's message in the form in which the next request contains it.
 
         Reasoning is kept only with tool calls.
         """

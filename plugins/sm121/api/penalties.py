@@ -28,7 +28,7 @@ _MARGIN = 1
 
 
 class PenaltyComparison(NamedTuple):
-    """The tally of samples for one remainder."""
+    """How often the penalised token was drawn, for one remainder of the penalty."""
 
     about: str
     tally: Tally
@@ -36,7 +36,7 @@ class PenaltyComparison(NamedTuple):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two tokens after a text."""
+    """A text, and two tokens. Each sample after the text is one of the two tokens."""
 
     text: str
     #: The penalised token.

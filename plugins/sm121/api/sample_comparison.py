@@ -18,7 +18,7 @@ Rule = Callable[[Top], Split]
 
 
 def allow_all(top: Top) -> Split:
-    """Return a split of the listed tokens that allows each of them to be drawn."""
+    """Return a `Split` in which every listed token may be drawn."""
     return Split(set(top), set())
 
 
@@ -35,10 +35,10 @@ def compare_samples(
     """Compare one-token samples with their reported log-probabilities.
 
     Args:
-        about: The parameter and kind of the samples, for the facts.
+        about: The parameter and the kind of the samples, as text for the facts.
         samples: The samples.
         rule: Returns which tokens may be drawn.
-        evidence: The value of the parameter and the text, for the facts.
+        evidence: The value of the parameter and the prompt, as text for the facts.
         temperature: The temperature of the samples.
         edge: Tokens that a tighter value of the parameter would remove. They are counted together.
         unlisted: Whether tokens that are not listed may also be drawn.
@@ -75,7 +75,7 @@ def compare_samples(
 
 
 def compare_repeated(alone: Samples, samples: Samples) -> list[Fact]:
-    """Compare samples with a seed with samples from single requests that have the same seed.
+    """Check that samples with a seed repeat the samples of single requests with the same seed.
 
     Args:
         alone: One sample per text, from requests sent alone.

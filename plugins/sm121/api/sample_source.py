@@ -47,7 +47,7 @@ LOW = 50.0
 
 
 class Range(NamedTuple):
-    """The values of a parameter with which to sample."""
+    """The values of a parameter that may be checked with samples."""
 
     middle: float
     #: The bounds of the value that each run draws.
@@ -75,7 +75,7 @@ Samples = list[tuple[Position, ...]]
 
 
 class ParameterValue(NamedTuple):
-    """A value of a parameter with which to sample."""
+    """A value of a parameter that is checked with samples."""
 
     #: Whether the value is in the ``middle`` of its bounds, or was ``drawn`` at random.
     kind: str
@@ -169,7 +169,7 @@ class SampleSource:
         return body
 
     def sample(self, positions: tuple[Position, ...]) -> tuple[Position, ...]:
-        """Remove listed tokens that are listed only because they were drawn.
+        """Remove tokens that an engine lists only because they were drawn.
 
         Engines list the drawn token in addition to the likeliest ones. Without it, the list is the
         same in all samples.

@@ -1,8 +1,8 @@
 """Compare sampled completions with the log-probabilities that the server reports.
 
-Each parameter is checked with a middle value, and with a value that each run draws anew. The text
-is the one after which the fewest samples are needed. The number of samples is sufficient to detect
-a value that is off by a tenth.
+Each parameter is checked with a middle value, and with a value that each run draws anew. For each
+value, the samples follow the text after which the fewest samples are needed. The number of samples
+is sufficient to detect a value that is off by a tenth.
 """
 
 import functools
@@ -124,7 +124,7 @@ class Sampler:
         return ratios
 
     def keeps_the_cut(self, cut: Cut) -> None:
-        """Require that removed tokens are not drawn, and kept tokens with their probabilities.
+        """Require that removed tokens are never drawn, and others with their probabilities.
 
         Args:
             cut: ``top_p``, ``top_k`` or ``min_p``.
@@ -269,7 +269,7 @@ class Sampler:
         return SampleCase([text] * _FAR, {"temperature": temperature}, compare)
 
     def _far_top_p(self, top_p: float) -> SampleCase | None:
-        """Return the case after the text with the most removed probability, or None."""
+        """Return the case for ``top_p``, after the text where it removes most; None without one."""
         rule: Rule = functools.partial(expected_samples.remaining, cut="top_p", value=top_p)
         beyond = {}
         for text, top in self.source.tops.items():
@@ -287,7 +287,7 @@ class Sampler:
         return SampleCase([text] * _FAR, {"top_p": top_p}, compare)
 
     def _repeated_seed(self) -> SampleCase:
-        """Return the case of a seed, after the texts whose samples vary most."""
+        """Return the case for a seed, with the texts after which samples vary most."""
         alike = {}
         for text, top in self.source.tops.items():
             alike[text] = sum(math.exp(2 * log) for log in top.values())

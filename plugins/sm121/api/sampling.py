@@ -144,7 +144,7 @@ def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
 
 
 def _further_samples(api: Api, form: Form, text: str) -> int:
-    """Return how many more equal samples show that a temperature of 1 is ignored.
+    """Return how many more equal samples are needed to show that a temperature of 1 is ignored.
 
     Args:
         api: The API of the server.
@@ -237,7 +237,7 @@ def reasoning_and_content(message: Json) -> str:
 
 
 def logit_bias_is_obeyed(api: Api) -> None:
-    """Require that a bias of -100 bans the likeliest token, and a bias of 50 forces another token.
+    """Require that a bias of -100 bans the likeliest token, and one of 50 forces another token.
 
     Args:
         api: The API of the server.

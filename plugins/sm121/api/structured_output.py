@@ -76,7 +76,10 @@ def _require_valid(form: Json, content: str | None) -> None:
 
 
 def _complete_biased(api: Api, form: Json, ids: Mapping[str, int]) -> str:
-    """Return a completion in a response format with a bias. A penalty prevents endless spaces."""
+    """Return a greedy completion in a response format, with a bias on some tokens.
+
+    A penalty prevents an endless sequence of spaces.
+    """
     bias = {str(ids[sign]): value for sign, value in form["bias"].items()}
     form = {name: value for name, value in form.items() if name != "bias"}
     options: Json = {"logit_bias": bias, "frequency_penalty": 1.0, "max_tokens": 48}
