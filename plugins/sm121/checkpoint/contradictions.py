@@ -1,4 +1,4 @@
-"""Find contradictions between a checkpoint's declared quantisation, its label, and its tensors."""
+"""Find contradictions between a checkpoint's declared quantisation and its tensors."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +46,8 @@ def compare_label(own: Label, held: Sequence[Weight], config: Mapping[str, Any])
         config: The checkpoint's config.json.
 
     Returns:
-        One fact, which names the layers, for each part, required format and observed format.
+        One fact, with the layers, for each combination of a part, a required and an observed
+        format.
     """
     facts = [*_wrong_experts(held, config), *_missing_layers(held, config)]
     facts += _missing_matrices(held)
@@ -81,7 +82,7 @@ class _Matrix:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the matrix has another format than those in the label."""
+        """Whether the matrix has none of the formats that the checkpoint declares for it."""
         if self.is_float or self.formats is None:
             return False
         if not self.weight.is_described and self.formats:
@@ -90,7 +91,7 @@ class _Matrix:
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether the matrix is not quantised, although the label does not exclude it."""
+        """Whether the matrix is not quantised, although the checkpoint declares a format for it."""
         return self.is_float and bool(self.formats)
 
     @property
@@ -102,9 +103,9 @@ class _Matrix:
 def _is_judged(own: Label, weight: Weight) -> bool:
     """Return whether the declared quantisation must agree with the format of a weight.
 
-    Labels apply to the matrices of layers. Engines treat an embedding, an output matrix or a router
-    in ways of their own, so that these are judged only if they are quantised without a label, or
-    although the label excludes them.
+    It must agree for the matrices of layers. Engines treat an embedding, an output matrix or a
+    router in ways of their own. These are therefore judged only if they are quantised although the
+    declaration is missing or excludes them.
     """
     if weight.format is None or weight.part.read == "nothing":
         return False
@@ -126,7 +127,7 @@ def _may_be_packed(weight: Weight) -> bool:
 
 
 def _without_scale(matrices: Sequence[_Matrix]) -> Iterator[Fact]:
-    """Yield a fact for quantised matrices without a scale that have one elsewhere."""
+    """Yield a fact for quantised matrices without a scale, if those of other layers have one."""
     groups: dict[str, list[Weight]] = {}
     for each in _lacking_scales(matrices):
         groups.setdefault(each.weight.group, []).append(each.weight)
@@ -151,7 +152,7 @@ def _lacking_scales(matrices: Sequence[_Matrix]) -> list[_Matrix]:
 
 
 def _unjudged(matrices: Sequence[_Matrix]) -> Iterator[str]:
-    """Yield a line for each part with matrices whose format or scale no row describes."""
+    """Yield a line for each part with a format or a scale that the suite cannot read."""
     groups: dict[tuple[str, str], list[Weight]] = {}
     lacking = _lacking_scales(matrices)
     for each in matrices:
@@ -167,7 +168,7 @@ def _unjudged(matrices: Sequence[_Matrix]) -> Iterator[str]:
 
 
 def _wrong_group_size(own: Label, matrices: Sequence[_Matrix]) -> Iterator[Fact]:
-    """Yield a fact for each part with another number of values per scale than the label's."""
+    """Yield a fact for each part whose group size (values per scale) is not the declared one."""
     if _has_several_group_sizes(own):
         return
     for (group, size), these in _other_group_sizes(own, matrices).items():
@@ -182,7 +183,10 @@ def _wrong_group_size(own: Label, matrices: Sequence[_Matrix]) -> Iterator[Fact]
 
 
 def _unjudged_group_sizes(own: Label, matrices: Sequence[_Matrix]) -> Iterator[str]:
-    """Yield a line for each part whose number of values per scale may be that of an exception."""
+    """Yield a line for each part whose group size may be an exception from the declared one.
+
+    The group size is the number of values per scale.
+    """
     if not _has_several_group_sizes(own):
         return
     for (group, size), these in _other_group_sizes(own, matrices).items():
@@ -194,14 +198,14 @@ def _unjudged_group_sizes(own: Label, matrices: Sequence[_Matrix]) -> Iterator[s
 
 
 def _has_several_group_sizes(own: Label) -> bool:
-    """Return whether a label has several groups, or exceptions for some modules."""
+    """Return whether a checkpoint declares several groups, or exceptions for some modules."""
     return own.has_other_group_sizes or len(own.groups) != 1
 
 
 def _other_group_sizes(
     own: Label, matrices: Sequence[_Matrix]
 ) -> dict[tuple[str, int], list[Weight]]:
-    """Return the weights with another number of values per scale than the label's, by part."""
+    """Return, for each part, the weights whose group size differs from the declared one."""
     groups: dict[tuple[str, int], list[Weight]] = {}
     if own.group_size is None:
         return groups
@@ -218,7 +222,7 @@ def _other_group_sizes(
 
 
 def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
-    """Return unquantised matrices that contradict the label, and notes on the tolerated ones.
+    """Return unquantised matrices that contradict the declaration, and notes on the tolerated ones.
 
     Unquantised matrices are a contradiction if they make up more than half of a part, or if the
     same matrix is quantised in other layers.
@@ -299,7 +303,7 @@ def _missing_layers(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterat
 
 
 def _missing_matrices(held: Sequence[Weight]) -> Iterator[Fact]:
-    """Yield a fact if a module of a layer lacks a matrix that the same module of others has."""
+    """Yield a fact for each matrix that a module of a layer lacks, and other layers have."""
     modules: dict[str, dict[str, Weight]] = {}
     for each in held:
         parent, _, name = each.module.rpartition(".")

@@ -38,7 +38,7 @@ class KvCache:
     values: int
 
     def layer_tokens(self, depth: int) -> int:
-        """Return how many cached tokens a new token reads, summed over all layers.
+        """Return how many cached tokens are read to generate a token, summed over all layers.
 
         Args:
             depth: The number of tokens before the new one.
@@ -47,7 +47,7 @@ class KvCache:
         return self.sliding_layers * in_window + self.full_layers * depth
 
     def size(self, depth: int, bits: float) -> float:
-        """Return how many bytes of the cache a new token reads.
+        """Return how many bytes of the cache are read to generate a token.
 
         Args:
             depth: The number of tokens before the new one.

@@ -42,7 +42,7 @@ class _Modules:
 
     @classmethod
     def of(cls, entries: Iterable[str]) -> "_Modules":
-        """Read the entries: names, names with ``*``, or ``re:`` and a regular expression."""
+        """Parse the entries: names, names with ``*``, or ``re:`` with a regular expression."""
         names = set()
         patterns = []
         for entry in entries:
@@ -210,7 +210,7 @@ def _of_table(table: Mapping[str, Any], file: str, config: Mapping[str, Any]) ->
 
 
 def _formats(word: str, bits: object = None) -> tuple[str, ...]:
-    """Return the formats that a word in a label (as ``fp8``) means; empty for an unknown word."""
+    """Return the formats that a word such as ``fp8`` in a declaration means; empty if unknown."""
     row = weight_tables.load().label.get(word.lower())
     if row is None:
         return ()

@@ -141,7 +141,7 @@ def _weight(
 
 
 def _row_of(own: Mapping[str, Tensor]) -> FormatRow | None:
-    """Return the format of a module's tensors; None: no row describes a weight with a scale."""
+    """Return the row that describes a module's tensors; None if they match no row."""
     for row in weight_tables.load().format:
         weight, scale = own.get(row.weight), own.get(row.scale)
         if weight is None or scale is None:
@@ -154,8 +154,8 @@ def _row_of(own: Mapping[str, Tensor]) -> FormatRow | None:
 def _packing(row: FormatRow, own: Mapping[str, Tensor], group_size: int | None) -> int:
     """Return the number of values in an element of packed integers.
 
-    It is derived from the zero points, of which there is one per scale, packed like the weight.
-    Without zero points, it is derived from the label's number of values per scale.
+    It is derived from the zero points: each scale has one, and the zero points are packed like the
+    weight. Without zero points, it is derived from the declared number of values per scale.
     """
     scale = own[row.scale]
     zeros = own.get(row.zeros or "")
