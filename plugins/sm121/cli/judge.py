@@ -203,7 +203,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _refusal_of_pytest(done: subprocess.CompletedProcess[str]) -> str | None:
-    """Return pytest's error message if it stops before the suite's plugin is loaded."""
+    """Return the error message of a pytest that stopped before it loaded the suite's plugin."""
     if done.returncode != EXIT_USAGE:
         return None
     by_parser = _PARSER_ERROR.search(done.stderr)
