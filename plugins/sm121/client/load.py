@@ -183,7 +183,10 @@ class LoadClient:
         return now - outcome.started > self.patience.within_s
 
     def _assign(self, problem: Problem, running: Sequence[JobOutcome]) -> None:
-        """Record the problem that ends the load. Jobs that are not stuck get another problem."""
+        """Record the problem that ends the load in all running jobs.
+
+        If the problem is a stuck request, the jobs that are not stuck are recorded as broken off.
+        """
         now = time.monotonic()
         kind, _ = problem
         for outcome in running:
@@ -194,7 +197,7 @@ class LoadClient:
                 outcome.problem = _BROKEN_OFF
 
     def _trouble(self, running: Sequence[JobOutcome], preempts: bool) -> Problem | None:
-        """Return why the load cannot continue, or None."""
+        """Return the problem because of which the load must end; None if there is none."""
         reason = self.stop()
         if reason is not None:
             return reason
@@ -284,7 +287,7 @@ async def _read(response: aiohttp.ClientResponse, outcome: JobOutcome) -> None:
 
 
 async def _read_stream(response: aiohttp.ClientResponse, outcome: JobOutcome) -> None:
-    """Read a stream as the behaviour of its job requires."""
+    """Read a stream in the way that the job prescribes for its client."""
     refuse_packed(response)
     slow = outcome.job.behaviour == "slow"
     events = EventParser()

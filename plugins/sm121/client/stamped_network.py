@@ -52,7 +52,7 @@ class StampedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a connection. The request that waits for it counts as sent at this time."""
+        """Open a connection. The current time counts as the time at which the request was sent."""
         del local_address, socket_options  # the client sets neither
         stamps = CURRENT.get()
         stamps.note_sending()
@@ -70,7 +70,7 @@ class StampedNetwork(httpcore.AsyncNetworkBackend):
 
 
 class _Wire(asyncio.Protocol):
-    """A connection's socket, with the received bytes and the time of each read."""
+    """A connected socket, with its received bytes and the time of each read."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport

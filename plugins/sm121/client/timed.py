@@ -317,7 +317,7 @@ class _Sending:
 
 
 def _finish(sending: _Sending, watch: LagWatch) -> TimedAnswer:
-    """Parse an answer after the batch."""
+    """Parse the data of an answer, after all requests of the batch have ended."""
     answer = sending.answer
     body = b"".join(piece for _, piece in sending.reads)
     if answer.status not in (None, 200):
