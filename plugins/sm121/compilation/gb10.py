@@ -1,4 +1,4 @@
-"""Compile for GB10 without a GPU, and compare the results with the data files."""
+"""Compile for GB10 without a GPU, and compare the results with the required ones."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -82,7 +82,7 @@ class JitModule(DataTable):
     source: str = Field(min_length=3)
 
     def is_compiled(self, library: Path) -> bool:
-        """Return whether a library in the cache is this module.
+        """Return whether a compiled library in FlashInfer's cache is this module and is up to date.
 
         Args:
             library: The path ``<architectures>/cached_ops/<name>/<file>.so``. FlashInfer writes the

@@ -265,7 +265,7 @@ def files_of(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _candidates(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files of `files_of`, but a file with several names once for each name."""
+    """Yield the files of `files_of`; a file that has several names is yielded for each name."""
     for root in paths:
         if root.is_file():
             yield root

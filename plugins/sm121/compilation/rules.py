@@ -112,7 +112,7 @@ def examine(rule: SassRule, kernels: Iterable[sass.SassKernel]) -> RuleFinding:
 def _without_matches(
     missing: list[str], patterns: Sequence[str], texts: Iterable[str]
 ) -> list[str]:
-    """Return the missing patterns without those of `patterns` that match one of the texts."""
+    """Return those patterns of `missing` that match none of the texts."""
     remaining = []
     for pattern in missing:
         is_found = pattern in patterns and any(re.search(pattern, text) for text in texts)
@@ -126,7 +126,7 @@ def _matches_any(patterns: Sequence[str], text: str) -> bool:
 
 
 def unacceptable_images(images: Sequence[device_code.Image], gpu: int) -> list[str]:
-    """Return the device code that is not machine code with a GPU's FP4 instructions.
+    """Return a line for each piece of device code that cannot use a GPU's FP4 instructions.
 
     Args:
         images: The device code.
