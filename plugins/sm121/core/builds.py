@@ -60,7 +60,7 @@ def shipped() -> tuple[Build, ...]:
 
 
 def _require_shipped(name: str) -> str:
-    """Return the name of a shipped build unchanged."""
+    """Return the name of a shipped build unchanged; raise ValueError for any other name."""
     rows = [row.name for row in shipped()]
     if name not in rows:
         raise ValueError(f"expected a build of builds.toml ({', '.join(rows)}), got {name!r}")

@@ -87,7 +87,7 @@ class ServerConfiguration:
 
     @property
     def revision(self) -> str | None:
-        """The revision of the model on the hub in the arguments; None: the default one."""
+        """The revision of the hub's model that the arguments name; None if they name none."""
         return engine_arguments.parse_options(self.arguments).get("revision")
 
     @property

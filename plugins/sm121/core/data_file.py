@@ -296,7 +296,7 @@ def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
 
 
 def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> str:
-    """Describe the first mistake: its key, what was expected, and how many more there are."""
+    """Describe the first mistake: its key, the expected value, and the number of other mistakes."""
     # A misspelt key causes two errors, an unknown key and a missing key. Show the unknown key
     # first.
     errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")

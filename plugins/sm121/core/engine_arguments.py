@@ -109,9 +109,9 @@ def _table(option: Option) -> dict[str, str]:
 
 
 def at_once(arguments: Sequence[str]) -> int | None:
-    """Return the limit of concurrent requests that the arguments set, or None.
+    """Return the limit of concurrent requests that the arguments set; None if they set none.
 
-    The last one counts.
+    If the argument is repeated, its last value counts.
     """
     limit = None
     for option in options(arguments):

@@ -21,7 +21,7 @@ from sm121.core.verdict import Severity
 
 
 class Measuring(DataTable, MeasuringSettings):  # type: ignore[misc] # mypy: DataTable is frozen
-    """How metrics are measured: a part of ``[performance]``. Times are in seconds."""
+    """The part of ``[performance]`` that says how metrics are measured. Times are in seconds."""
 
 
 class Chat(DataTable):
@@ -171,7 +171,7 @@ class Score(Statement):
 
 
 class Band(Statement):
-    """The range in which a mean must be."""
+    """The range in which the mean of a quantity must be."""
 
     low: Positive
     high: Positive
@@ -327,7 +327,7 @@ class TimedChats(Statement):
 
 
 class Performance(DataTable):
-    """The cells that are measured, and their gates. Lengths are in tokens."""
+    """The sizes of the timed requests, and the gates of the metrics. Lengths are in tokens."""
 
     prompt_tokens: Count
     generated_tokens: tuple[Count, ...] = Field(min_length=1)
@@ -362,13 +362,13 @@ class Regression(DataTable):
     source: str = Field(min_length=3, default="this project's requirement: 5 %")
 
     def of_price(self, metric: str) -> float:
-        """Return by how much a rounding cost may be worse; infinite if `price_allowed`."""
+        """Return how much worse an accuracy cost may become; infinite if `price_allowed`."""
         if self.price_allowed:
             return math.inf
         return self.prices.get(without_depth(metric), 0.0)
 
     def of_starts(self, metric: str, unit: str) -> float:
-        """Return how much a metric may vary from start to start, as a fraction.
+        """Return how much a metric may differ between two starts of one build, as a fraction.
 
         Args:
             metric: The metric.

@@ -174,7 +174,7 @@ class Profile(DataTable):
                     )
 
     def _planned_sizes(self) -> dict[str, tuple[int, ...]]:
-        """Return the measured sizes. The keys are those with which a plan selects some of them."""
+        """Return the measured sizes, by the keys with which a plan selects sizes."""
         return {
             "depths": self.performance.depths,
             "generated_tokens": self.performance.generated_tokens,
@@ -309,7 +309,7 @@ class Profile(DataTable):
         )
 
     def arguments_of(self, started: ServerConfiguration | None) -> tuple[str, ...]:
-        """Return a server's arguments; those of ``under_test`` for an attached server (None)."""
+        """Return a server's arguments; those of ``under_test`` if it is attached (None)."""
         if started is not None:
             return started.arguments
         return (*self.engine.arguments, *self.configurations[self.under_test].arguments)
@@ -349,7 +349,7 @@ class Profile(DataTable):
 
 
 def _require_choice(rule: PathRule) -> None:
-    """Raise ValueError if the ``when`` of a rule does not fit its ``where``."""
+    """Raise ValueError if a rule's ``when`` has no condition that fits its ``where``."""
     keys = {"log": ("configuration",), "profile": ("moe", "attention")}[rule.where]
     if rule.when.keys().isdisjoint(keys):
         listed = " or ".join(f"when.{key}" for key in keys)
@@ -496,5 +496,5 @@ def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> 
 
 
 def _table(value: Any) -> dict[str, Any]:
-    """Return a value if it is a table, else an empty table. Validation reports other values."""
+    """Return a value if it is a table; else return an empty table, and let validation report it."""
     return value if isinstance(value, dict) else {}

@@ -126,7 +126,7 @@ class Unmet(AssertionError):
     Attributes:
         facts: The failed requirements.
         severity: The severity of this failure; None if it is the severity of the check.
-        never_waived: If no waiver can tolerate the failure, what it is, for example "a crash"; else
+        never_waived: What the failure is, for example "a crash", if no waiver can tolerate it; else
             empty.
     """
 
@@ -308,7 +308,7 @@ def alike(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
 def _has_no_new(
     earlier: Sequence[Fact], later: Sequence[Fact], same: Callable[[Fact, Fact], bool]
 ) -> bool:
-    """Check whether, for each later fact, an earlier fact has the same identity and is ``same``."""
+    """Return whether each later fact has an earlier one of its identity that is ``same``."""
     # A failure that consists of an exception of another library has only the text of the exception.
     is_foreign = not all(fact.required for fact in (*earlier, *later))
     if is_foreign and facts_text(earlier) == facts_text(later):
