@@ -111,9 +111,9 @@ def another_model(
 
 
 def several_processes(base_url: str, api_key: str | None) -> str | None:
-    """Return the error if more than one process answers at an address, as behind a load balancer.
+    """Return an error if more than one process answers at an address, as behind a load balancer.
 
-    Each request has a connection of its own.
+    Several requests are sent, each over its own connection.
 
     Args:
         base_url: The address of the server.

@@ -118,7 +118,9 @@ class AttachedLife:
         return f"this process cannot see which process listens at {address}"
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Return whether the server lives. A death is returned until `account` is called.
+        """Return whether the server lives.
+
+        After a death, return this death until `account` is called.
 
         Args:
             asked_within_s: No request is sent if the server answered within this many seconds.
@@ -173,7 +175,7 @@ class AttachedLife:
         )
 
     def _change(self, was_silent: bool) -> str | None:
-        """Return the first proof that another process answers, and store the current `Signs`."""
+        """Return proof that another process now answers, or None; store the current `Signs`."""
         before = self._last
         size = self._log_size()
         now = self._reader.read() if self._is_bound else self._reader.read_all()
@@ -199,7 +201,7 @@ class AttachedLife:
         return self._log.stat().st_size
 
     def _silence(self) -> str | None:
-        """Return why the server counts as dead; None if it answers or is only slow."""
+        """Return why the server counts as dead; None if it answers, or is only slow."""
         deadline = time.monotonic() + _GONE_AFTER_S
         with self._endpoint.http(timeout_s=10.0) as http:
             while True:

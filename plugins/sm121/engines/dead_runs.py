@@ -98,7 +98,11 @@ def _has_supervisor() -> bool:
 
 
 def _marks(process: psutil.Process) -> dict[str, str]:
-    """Return a process's environment; if overwritten, owner and run from the status file."""
+    """Return the environment variables of a process.
+
+    If the process has overwritten its environment, return only its owner and its run, which are
+    read from the supervisor's status file.
+    """
     variables = process.environ()
     if SERVER_ID in variables and OWNER in variables:
         return variables

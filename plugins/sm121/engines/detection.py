@@ -58,7 +58,7 @@ def detect(
 
 
 def _llama_server_drafts(props: Mapping[str, Any]) -> bool:
-    """Return whether llama-server speculates, by its /props."""
+    """Return whether llama-server uses speculative decoding, as its /props shows."""
     try:
         params = dict(props["default_generation_settings"]["params"])
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Which exit statuses are crashes, and the report of stopping a server."""
+"""Define which exit statuses are crashes, and the report on a server's stop."""
 
 import signal
 from collections.abc import Mapping

@@ -230,7 +230,7 @@ class ManagedLife:
 
 
 def logged_cause(managed: ManagedServer) -> Cause:
-    """Return the cause of a server's end that its log shows.
+    """Return the cause of a server's end, as its log shows it.
 
     Args:
         managed: The server.

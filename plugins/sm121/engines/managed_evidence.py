@@ -27,7 +27,7 @@ def gather(
         managed: The server.
         cause: The cause that its log shows.
         what: A description of the end, without the cause.
-        before: The beginning of the run.
+        before: When the run began, and the control group's memory counters at that time.
         starts: As in `KernelMessages`.
         secrets: Known secrets, which must not appear in the description of the configuration.
         version: The version of its engine; None if it is not known.

@@ -1,4 +1,4 @@
-"""Check, before a server is started, that its other nodes are set up like this machine."""
+"""Check, before a server is started, that all of its nodes are set up in the same way."""
 
 import socket
 from collections.abc import Mapping

@@ -100,7 +100,7 @@ class OtherNodes(Protocol):
 
 @dataclass(frozen=True)
 class NoOtherNodes:
-    """For a server on this machine only, or for one rank if the user starts the other ranks."""
+    """The nodes of a server on this machine only, or of one rank if the user starts the others."""
 
     rank: Rank | None = None
 

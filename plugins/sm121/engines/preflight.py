@@ -457,7 +457,7 @@ class Preflight:
         return within(self.version, rule.versions) and within(self._flashinfer, rule.flashinfer)
 
     def _of_another_release(self, package: str) -> str | None:
-        """Return the version of a package if it differs from FlashInfer's version.
+        """Return the version of an installed package if it is not the version of FlashInfer.
 
         Return None if the package is not installed, or if the two versions are equal.
         """

@@ -48,7 +48,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of a request, as a state and as a text."""
+    """The result of a request: its state, and a message."""
 
     state: RequestState
     message: str
@@ -372,7 +372,7 @@ class _UnknownVariables:
 def _unknown_variables(
     configuration: ServerConfiguration, environment: Mapping[str, str], rules: RequestRules
 ) -> _UnknownVariables:
-    """Find out which variables of its environment the installed engine does not know."""
+    """Find the environment variables of a configuration that the installed engine does not know."""
     harmless = signatures.load_signatures(configuration.engine).is_harmless_env
     start_variables = dict(configuration.environment)
     concerned = []

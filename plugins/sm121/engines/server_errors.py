@@ -43,7 +43,7 @@ class StartError(ServerError):
     """The server did not become ready."""
 
     def cause_or_hang(self, *, owner: str, remedy: str) -> Cause:
-        """Return the cause. If the start hung and the log shows no cause, it is a hang.
+        """Return the logged cause. If it is vague and the start took too long, the cause is a hang.
 
         Args:
             owner: The owner of a hang.
