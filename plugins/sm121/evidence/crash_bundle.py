@@ -375,7 +375,10 @@ def _flashinfer(evidence: Evidence) -> str:
 
 
 def _api_logs(target: str, evidence: Evidence) -> list[Path]:
-    """Return FlashInfer's API logs. If the name contains %i (the pid), each process has its own."""
+    """Return the files of FlashInfer's API log.
+
+    If the configured name contains %i (the pid), each process has its own file.
+    """
     if "%i" not in target:
         return [Path(target)]
     pids = {entry["pid"] for entry in [*evidence.processes.tree, *evidence.processes.exits]}

@@ -395,7 +395,10 @@ def _judge_experts(
 def _judge_token(
     judgement: Judgement, profile: KernelProfile, time: DecodeTime, limits: Limits
 ) -> None:
-    """Judge the time of a token: without the profiler, or that of its kernels in a file."""
+    """Judge the time of a token that was measured without the profiler.
+
+    If there is no such measurement, judge the time of the token's kernels in the trace.
+    """
     limit = limits.token_ms
     if limit is None:
         judgement.not_run.append(f"decode: {limits.token_source}")

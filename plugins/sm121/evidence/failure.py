@@ -130,7 +130,7 @@ class _Hits:
         return hit.entry.kind
 
     def lines(self, hit: _Hit) -> list[str]:
-        """Return the line of a hit, and the lines which state that a process died."""
+        """Return the log line of a failure, and the lines which state that a process died."""
         lines = [hit.line]
         for rank, other in sorted(self.first.items()):
             if rank >= _DEAD_RANK and other.line not in lines:

@@ -176,7 +176,7 @@ def _tokens_per_step(before: Counters | None, now: Counters | None) -> float | N
     """Return the mean number of tokens of a decode step; None if the counters do not show it.
 
     A step generates a token of the model's own, and the accepted drafts. The first token of an
-    answer is of its prefill.
+    answer comes from the prefill.
     """
     if before is None or now is None:
         return None

@@ -223,7 +223,7 @@ def _arguments(path: KernelPath) -> Mapping[str, Any]:
 def _unaccepted_fallbacks(
     ranks: Sequence[RankPath], required: KernelPathRequirement
 ) -> Iterator[Contradiction]:
-    """Yield unaccepted fallbacks that only other ranks have. The first rank is judged elsewhere."""
+    """Yield unaccepted fallbacks that the first rank does not have. It is judged elsewhere."""
     for rank in ranks:
         for name in rank.path.fallbacks:
             if name not in (*ranks[0].path.fallbacks, *required.accepted_fallbacks):
@@ -233,7 +233,7 @@ def _unaccepted_fallbacks(
 
 
 def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
-    """Return what the logs lack as a proof of the path of all ranks.
+    """Return what the logs do not show, but must show to prove the kernel path of all ranks.
 
     Args:
         ranks: The paths, sorted by rank.

@@ -135,7 +135,7 @@ def _wrong_values(required: KernelPathRequirement, path: KernelPath) -> Iterator
 
 
 def _wrong_others(required: KernelPathRequirement, path: KernelPath) -> Iterator[Contradiction]:
-    """Compare the values in ``also``, which fields with several equally strong lines have."""
+    """Compare the further values of a field (``also``) with the required ones."""
     for name, others in path.also.items():
         accepted = accepted_values(required, name) or ()
         for value in others:

@@ -138,7 +138,10 @@ class ServerState:
         candidates.append(ProvenValue(value, signature.strength, excerpt, signature.needs))
 
     def resolve(self) -> dict[str, ProvenValue]:
-        """Return the strongest value of each field whose needed facts the log states."""
+        """Return the strongest value of each field.
+
+        A value counts only if the log also states the facts that its signature needs.
+        """
         resolved: dict[str, ProvenValue] = {}
         for name, candidates in self.candidates.items():
             possible = [item for item in candidates if self.facts.issuperset(item.needs)]
