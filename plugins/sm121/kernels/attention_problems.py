@@ -98,7 +98,10 @@ def _judge(
     shape: tuple[int, ...],
     rows: Callable[[str], Tensor],
 ) -> ToleranceJudge:
-    """Return the judge of a case. `rows(rounding)` is the oracle's output with that KV cache."""
+    """Return the judge of a case.
+
+    `rows` returns the oracle's output for a KV cache with the given rounding.
+    """
     definitions: dict[str, Callable[[], Tensor]] = {}
     if case.kv == "fp8":
         for written in _CACHED:
@@ -118,7 +121,7 @@ def _oracle_rows(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Callable[[str], Tensor]:
-    """Return a function that computes, once per rounding of the KV cache, the oracle's output."""
+    """Return a function that computes the oracle's output once per rounding of the KV cache."""
 
     @functools.cache
     def rows(written: str) -> Tensor:

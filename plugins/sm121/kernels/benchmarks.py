@@ -351,7 +351,10 @@ class HostClock:
 
 
 class _Moment:
-    """A point in time on the GPU: a CUDA event. Subtracting two of them waits for the later one."""
+    """A point in time on the GPU: a CUDA event.
+
+    The difference of two points waits for the later one, and is in seconds.
+    """
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)

@@ -184,7 +184,7 @@ class _AttentionCase(_Case):
 
 @dataclass(frozen=True)
 class PrefillCase(_AttentionCase):
-    """Sequences of these lengths, concatenated."""
+    """A case of prefill attention: sequences of the given lengths, concatenated."""
 
     @property
     def operation(self) -> Operation:
@@ -194,7 +194,7 @@ class PrefillCase(_AttentionCase):
 
 @dataclass(frozen=True)
 class DecodeCase(_AttentionCase):
-    """One new token for each sequence of these lengths, with pages in random order."""
+    """A case of decode attention: one new token per sequence, with pages in random order."""
 
     #: The page size in tokens.
     block: int = 32

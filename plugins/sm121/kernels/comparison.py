@@ -98,7 +98,7 @@ def tolerance(
 
 
 def _specificity(row: KernelTolerance) -> tuple[bool, bool, bool]:
-    """Return a sort key of rows that fit; the most specific row is the last one."""
+    """Return a sort key for tolerances that apply to a case; the most specific one is last."""
     return row.activations is not None, row.readout, row.each_expert_rounded
 
 

@@ -48,7 +48,7 @@ def roundings(declared: Declaration) -> moe.Roundings:
 
 
 def route(case: cases.RouteCase) -> Problem:
-    """Build a problem of choosing experts.
+    """Build a problem of choosing the experts of tokens.
 
     Args:
         case: The case.
@@ -110,7 +110,7 @@ class _MoeInputs:
 
 
 def experts(case: cases.MoeCase) -> Problem:
-    """Build a problem of a layer's experts.
+    """Build a problem of computing a layer's experts.
 
     Args:
         case: The case.

@@ -30,7 +30,7 @@ def refuse_steps(provider: type, base: type, attributes: Iterable[str]) -> None:
 
 
 def _own_attributes(provider: type, base: type, part: type) -> Iterator[tuple[str, object]]:
-    """Yield what a subclass adds to a base, without the classes that the part has, too."""
+    """Yield the attributes that a subclass adds to a base, without those that the part has, too."""
     for holder in provider.__mro__:
         if holder in base.__mro__ or holder in part.__mro__:
             continue
