@@ -216,9 +216,9 @@ def _measure_apart(device: str) -> Device:
 
 
 class _GpuUsers(NamedTuple):
-    """The pids of processes outside the run on the server's GPUs, and pids of unknown origin.
+    """The processes outside the run on the server's GPUs, or processes there of unknown origin.
 
-    One of the two is None. Without NVML, both are None.
+    One of the two fields is None. Without NVML, both are None.
     """
 
     others: list[int] | None

@@ -1,4 +1,7 @@
-"""A lock with which only one run of a user measures at a time. It ends with its process."""
+"""A lock with which only one run of a user measures on this machine at a time.
+
+The lock ends with the process of the run.
+"""
 
 import datetime
 import fcntl

@@ -204,7 +204,7 @@ def served(
 
 
 def _speculates(options: Mapping[str, str], path: KernelPath) -> bool:
-    """Return whether a server uses speculative decoding, by its path or else by its options."""
+    """Return whether a server uses speculative decoding, as its path or else its options show."""
     if path.speculative is not None:
         return path.speculative != "none"
     return any(name.startswith("speculative_") for name in options)
@@ -225,7 +225,7 @@ def depth_of(metric: str) -> int | None:
         metric: The name of a metric.
 
     Returns:
-        The depth; None if the metric is neither of one stream.
+        The depth; None if the metric is neither of the two, or not of a single stream.
     """
     if _TOKEN_TIME.fullmatch(metric):
         return 0

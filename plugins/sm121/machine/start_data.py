@@ -19,7 +19,7 @@ class Gb10(DataTable):
 
 
 class VllmDefaults(DataTable):
-    """The values of options of vLLM that are not given."""
+    """The values that vLLM uses for options that are not given."""
 
     utilisation: float
     batched_tokens: int

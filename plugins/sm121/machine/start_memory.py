@@ -247,11 +247,12 @@ class MemoryForecast:
         )
 
     def _larger_share(self, request: float) -> str:
-        """Return a remedy: the larger share of the memory that suffices; empty if there is none.
+        """Return a sufficient ``--gpu-memory-utilization`` as a remedy; else an empty text.
+
+        If the KV cache already fits with the usual overhead, the largest overhead is assumed.
 
         Args:
-            request: The KV cache that is needed. With the usual overhead, it may already fit; then
-                the largest overhead counts.
+            request: The KV cache that is needed, in GiB.
         """
         beside = overhead()
         for besides in (beside.usual, beside.most):

@@ -46,7 +46,7 @@ class TimelineSample:
 
 @dataclass
 class ServerDeviceMemory:
-    """The device memory of a server's processes, and its source."""
+    """The device memory of a server's processes, and how it was determined."""
 
     #: The source of the last value, or the reason why there is none.
     source: str = "not read yet"
