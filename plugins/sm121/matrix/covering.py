@@ -25,7 +25,7 @@ _TRIES = {1: 8, 2: 24, 3: 1}
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of the allowed combinations some cells contain."""
+    """How many of the allowed combinations of values occur in some cells."""
 
     #: The number of values in a combination.
     strength: int
@@ -307,5 +307,5 @@ def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
 
 
 def bare(space: Space, strength: int) -> int:
-    """Return the number of cells of an array with the baseline, but without the named cells."""
+    """Return the number of cells of an array that contains the baseline, but no named cells."""
     return len(_array(space, strength, [space.baseline]))

@@ -79,7 +79,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A measured rate."""
+    """The name, the rounds and the validity of a measured rate."""
 
     rate: CellRate
     #: The reasons why the rate is invalid; empty if it is valid.
@@ -288,7 +288,7 @@ class Examiner:
         return cell_answers.find_wrong_answer(Asker(server), self.profile.correctness.exam)
 
     def _equivalence(self, record: CellRecord, server: Server) -> str | None:
-        """Compare the answers with the baseline's, token by token; record the baseline's own."""
+        """Compare the answers with the baseline's, token by token. For the baseline, store them."""
         if self.baseline is None:
             if record.id != "baseline":
                 raise NotRun("the baseline has no answers to compare with")
@@ -330,7 +330,7 @@ class Examiner:
         return None
 
     def _drafts(self, record: CellRecord, server: Server) -> str | None:
-        """Check that a server which speculates makes drafts, and accepts some of them."""
+        """Check that a server with speculative decoding makes drafts, and accepts some of them."""
         drafted = counters.drafted(server.endpoint)
         if drafted is None:
             return None
@@ -440,7 +440,7 @@ class Examiner:
     def _died(self, record: CellRecord, error: ServerError, *, started: bool) -> None:
         """Record that a server died or did not start.
 
-        FAIL if the engine refused to start and gave a reason; CRASH otherwise.
+        The outcome is FAIL if the engine refused to start and gave a reason; otherwise it is CRASH.
         """
         record.log = error.log.name
         refused = not started and error.cause.kind == "config"

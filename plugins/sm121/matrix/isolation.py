@@ -120,7 +120,7 @@ class _Search:
         return sets
 
     def explains(self, record: CellRecord) -> bool:
-        """Check whether a confirmed set explains a cell."""
+        """Check whether a confirmed failing set is contained in a cell and explains its failure."""
         for found in self.failing:
             if found.confirmed and found.outcome is record.outcome and record.has(found.choice):
                 return True
@@ -226,7 +226,7 @@ class _Search:
         )
 
     def _add_suspects(self, record: CellRecord, choice: Choice) -> None:
-        """Add the sets that the outcomes do not rule out; ``choice`` would have been next."""
+        """Add all sets that the outcomes do not rule out. ``choice`` is the next one to try."""
         suspects = self.suspects(record, len(choice)) or [choice]
         self.failing.append(
             FailingSet(

@@ -1,4 +1,4 @@
-"""The axes for one version of one engine: its values, settings, rules and cells."""
+"""The axes as one version of one engine supports them: values, settings, rules and cells."""
 
 import functools
 import itertools
@@ -136,7 +136,7 @@ class Space:
 
     @functools.cached_property
     def fixed(self) -> dict[str, str]:
-        """The axes with only one value here, with that value."""
+        """The axes that have only one value for this engine, with that value."""
         fixed = {}
         for name in self.settings:
             if name not in self.axes:
