@@ -13,7 +13,7 @@ _FAILURES = 2
 
 @dataclass
 class CellAnswers:
-    """The timed answers of a cell."""
+    """The timed answers of a cell, of which some may be excluded."""
 
     #: The long answers; one list for each round.
     long: list[list[TimedAnswer]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class CellAnswers:
 
     @property
     def counted_by(self) -> Clock:
-        """`clock`, or ``chunks`` if no answer has a token."""
+        """How the tokens of all answers are counted: `clock`; without any token, ``chunks``."""
         return self.clock or "chunks"
 
     def answers_of(self, tokens: int) -> list[TimedAnswer]:

@@ -38,7 +38,7 @@ class CellShape:
 
     @property
     def tokens_together(self) -> int:
-        """The N in ``tgN_cC``, the rate of several streams: the plan's shortest answer."""
+        """The number N in the name ``tgN_cC``: the tokens of the plan's shortest answers."""
         return min(self.plan.generated_tokens)
 
     @property

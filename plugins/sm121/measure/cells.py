@@ -209,8 +209,7 @@ class MeasuredCell:
     def _warm_up(self) -> list[TimedAnswer]:
         """Send requests of the measured shape until their times agree, and return the answers.
 
-        The answers of the last two batches are also the first short answers, because they were
-        warm.
+        The server was warm in the last two batches, so their answers also count as short answers.
         """
         measuring = self.server.plan.measuring
         title = self.shape.title
@@ -363,7 +362,7 @@ class MeasuredCell:
         return bunched + self.shape.tokens_together // 4
 
     def _missing_witnesses(self) -> int:
-        """Return how many more short answers are needed whose length suffices to check the rate."""
+        """Return how many more short answers are needed that are long enough to check the rate."""
         bunched = self._bunched()
         if not bunched:
             return 0

@@ -83,7 +83,7 @@ def fetch(endpoint: Endpoint) -> Counters | None:
 
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
-    """Wait until the counters no longer change, so that they include all earlier requests."""
+    """Wait until the counters no longer change, so that they include all requests; return them."""
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     before = fetch(endpoint)
     while before is not None:
@@ -96,7 +96,7 @@ def fetch_quiet(endpoint: Endpoint) -> Counters | None:
 
 
 def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -> Counters | None:
-    """Wait until the counters include the generated tokens, at most until a timeout.
+    """Wait until the counters include the generated tokens, at most until a timeout; return them.
 
     Args:
         endpoint: The server.
@@ -154,7 +154,7 @@ class Drafted:
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:
-    """Wait until the numbers of drafts no longer change; None if the server has no counters."""
+    """Wait until the counters of drafts no longer change; return them, or None without counters."""
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""

@@ -1,4 +1,4 @@
-"""Gates: from samples to a verdict, by a sequential test.
+"""Gates: decide with a sequential test whether a metric's samples meet a threshold.
 
 The samples may be tested after every round. Each planned interim test, or look (`looks`), gets an
 equal share of the error probability `ERROR`, so that all looks together err at most that often. A
@@ -206,10 +206,10 @@ def decide(
 
 
 def over_time(rates: Sequence[float]) -> float:
-    """Return all tokens over the whole time of equally long rounds: the rates' harmonic mean.
+    """Return the harmonic mean of rates: all tokens over the time of equally long rounds.
 
     Args:
-        rates: The rates; the mean is 0 if one of them is.
+        rates: The rates of the rounds. If one of them is 0, the result is 0.
     """
     values = np.asarray(rates, dtype=np.float64)
     return float(len(values) / (1.0 / values).sum()) if (values > 0.0).all() else 0.0
@@ -253,7 +253,7 @@ def _side(
     *,
     is_rate: bool,
 ) -> tuple[bool | None, str]:
-    """Return whether the level is above the threshold. If undecided, return None and the reason.
+    """Return whether the metric's level is above the threshold; None and the reason if undecided.
 
     `series`: all rounds, including excluded ones and answers of other lengths; `samples`: the
     metric's own rounds; `error`: the error probability that this look may spend.
@@ -306,7 +306,7 @@ def _side(
 
 
 def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
-    """Return the first of `_ENDS` whose mean is on the threshold's other side, or None."""
+    """Return the fewest last values (of `_ENDS`) with a mean beyond the threshold, or None."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
     spread = max(spread, RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
@@ -445,7 +445,7 @@ def decide_measurement(
 def _look(
     measurement: Measurement, gate: Gate, growing: bool, bound: int
 ) -> tuple[Decision | None, int]:
-    """Return the decision on the rounds so far, and how many rounds the next decision needs."""
+    """Return the decision on the rounds so far, and the rounds at the next interim test."""
     samples = measurement.samples
     if measurement.is_mean:
         estimate = statistics.estimate_mean(samples)

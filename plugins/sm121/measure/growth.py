@@ -1,4 +1,4 @@
-"""Compare the growth of a quantity with the number of requests with limits, by a robust slope."""
+"""Judge with a robust slope whether a quantity grows with the number of requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -81,7 +81,7 @@ class Measurement:
 
     @property
     def rounds(self) -> int:
-        """The number of samples, or of `track` if it is longer."""
+        """The number of rounds: that of the samples, or of `track` if it has more."""
         return max(len(self.samples), len(self.track))
 
     @property

@@ -64,7 +64,10 @@ class Prompts:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The names of the fixed texts for the ends of prompts; one empty name if none are used."""
+        """The names of the fixed texts with which prompts end.
+
+        If no fixed texts are used, this is one empty name.
+        """
         return tuple(TEXTS) if self.natural else ("",)
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:

@@ -1,4 +1,4 @@
-"""Check rates by the server's own timestamps, by wall times, and by parts of the same answers."""
+"""Check rates with the server's own timestamps, with wall times, and with parts of the answers."""
 
 from collections.abc import Sequence
 from statistics import median, pstdev

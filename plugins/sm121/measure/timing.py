@@ -13,7 +13,7 @@ NEVER = math.inf
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
-    """Return how the tokens of all answers are counted: in the least exact way of any answer.
+    """Return how the tokens of all answers are counted: in the least exact of the answers' ways.
 
     If an answer's final usage equals its number of chunks, each chunk was one token, and the tokens
     of the answer count as counted by ``usage``.
@@ -74,7 +74,7 @@ def visible_ms(answer: TimedAnswer) -> float | None:
 
 
 def e2e_ms(answer: TimedAnswer) -> float:
-    """Return the time from the request to the end of its answer in ms; infinite if it failed."""
+    """Return the time from a request to the end of its answer in ms; infinite if it failed."""
     if not answer.ok:
         return NEVER
     return (answer.ended_ns - answer.sent_ns) / 1e6

@@ -151,7 +151,7 @@ class Metric(ABC):
         cell.gather(rounds + max(1, math.ceil(missing / per_round)))
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Measure the rounds that the last look of the metric's gate needs.
+        """Measure the rounds that the last interim test of the metric's gate needs.
 
         Args:
             cell: The cell.

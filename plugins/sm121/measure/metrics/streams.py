@@ -33,14 +33,14 @@ class StreamsRate(Metric):
     higher_is_better: ClassVar[bool] = True
 
     def name(self, cell: cells.MeasuredCell) -> str:
-        """Return the name in llama-bench's form, for example ``tg32_c4@d0``.
+        """Return the name in llama-bench's form.
 
-        The example stands for 32 tokens, 4 streams and depth 0.
+        For example, ``tg32_c4@d0`` stands for 32 tokens, 4 streams and depth 0.
         """
         return f"tg{cell.shape.tokens_together}{cell.shape.suffix}@d{cell.depth}"
 
     def samples(self, cell: cells.MeasuredCell) -> list[float]:
-        """Return one rate per round, except for rounds whose streams decoded one after another."""
+        """Return one rate for each round, except rounds whose streams did not decode together."""
         clock = cell.timed.counted_by
         if cell.shape.queued:
             return [rate_in_turns(answers, clock) for answers in cell.timed.long]

@@ -88,7 +88,7 @@ class DecodeRate(Metric):
         pairs: Sequence[RatePair],
         findings: Findings,
     ) -> None:
-        """Compare the rates with those from wall times, and the parts of each answer."""
+        """Compare rates with those from wall times, and the first tokens with the others."""
         tokens = self.tokens
         clock = cell.timed.counted_by
         bound = cell.server.plan.measuring.second_clock_bound
@@ -113,7 +113,7 @@ class DecodeRate(Metric):
     def _extra(
         self, cell: MeasuredCell, answers: Sequence[TimedAnswer], pairs: Sequence[RatePair]
     ) -> dict[str, Any]:
-        """Return other definitions of the rate, and related numbers."""
+        """Return the rate by other definitions, and numbers that explain the rate."""
         clock = cell.timed.counted_by
         late_ns = []
         for answer in answers:
@@ -168,7 +168,7 @@ class DecodeRate(Metric):
         cell.gather(0, readings=samples, tokens=self.tokens)
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Measure the rounds that the last look of the metric's gate needs.
+        """Measure the rounds that the last interim test of the metric's gate needs.
 
         After many rounds of all lengths, also measure rounds of exactly this length, because only
         these may be slow.
