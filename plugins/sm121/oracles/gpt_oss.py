@@ -292,7 +292,7 @@ def _attend_in_chunks(
 
 
 def last_norm(weights: Weights, x: Tensor) -> Tensor:
-    """Return the inputs of the output matrix.
+    """Apply the model's last norm, and return the inputs of the output matrix.
 
     Args:
         weights: The model.
@@ -307,7 +307,7 @@ def last_norm(weights: Weights, x: Tensor) -> Tensor:
 
 
 def embedded(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """Return the inputs of the first layer.
+    """Return the embeddings of tokens, which are the inputs of the first layer.
 
     Args:
         weights: The model.

@@ -1,4 +1,4 @@
-"""Compute the model of a server that stores weights in other formats than the checkpoint."""
+"""Round the weights of a model to the formats in which a server stores them."""
 
 import dataclasses
 

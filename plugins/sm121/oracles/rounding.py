@@ -170,22 +170,22 @@ _ARITHMETIC: Mapping[str, Function] = {"exact": same, "float32": to_float32, "bf
 
 
 def activations(served: Rounding) -> Function:
-    """Return the rounding of each operation's result."""
+    """Return the function that rounds the result of each operation."""
     return _ARITHMETIC[served.dtype]
 
 
 def expert_inputs(served: Rounding) -> Function:
-    """Return the rounding of the inputs of experts' matrices."""
+    """Return the function that rounds the inputs of the experts' matrices."""
     return EXPERTS.get(served.experts or "", same)
 
 
 def cached(served: Rounding) -> Function:
-    """Return the rounding in the KV cache. It applies to rotated keys and to values."""
+    """Return the function that rounds rotated keys, and values, for the KV cache."""
     return CACHES.get(served.kv or "", same)
 
 
 def weight(served: Rounding, layer: str) -> Function:
-    """Return the rounding of a layer's weight.
+    """Return the function that rounds the weight of a layer.
 
     Args:
         served: The rounding of the server.
@@ -195,7 +195,7 @@ def weight(served: Rounding, layer: str) -> Function:
 
 
 def inputs(served: Rounding, layer: str) -> Function:
-    """Return the rounding of a layer's inputs.
+    """Return the function that rounds the inputs of a layer.
 
     Args:
         served: The rounding of the server.

@@ -114,7 +114,7 @@ class Stored:
 
 
 class _StoredRows:
-    """Rows of a vocabulary matrix."""
+    """Rows of a vocabulary matrix, which are read when they are accessed."""
 
     def __init__(self, stored: Stored, name: str) -> None:
         self._stored = stored
