@@ -250,7 +250,7 @@ def texts_of(server: Server, run: Run, plan: Plan) -> TimedTexts:
 
 
 def drafts(run: Run, server: Server) -> bool:
-    """Return whether a server drafts, by its kernel path or its arguments.
+    """Return whether a server uses speculative decoding, as its kernel path or its arguments show.
 
     Args:
         run: The run.
@@ -298,7 +298,7 @@ def slots(run: Run, server: Server) -> int | None:
 
 
 class _PathCheck(NamedTuple):
-    """Why all numbers of a server are invalid, and the parts of its path that cannot be checked."""
+    """Why all numbers of a server are invalid, and which parts of its path were not checked."""
 
     invalid: list[Invalidity]
     unproven: list[str]

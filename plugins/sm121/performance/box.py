@@ -248,7 +248,7 @@ class RunBox:
         return reading
 
     def _faster(self, reading: Reading, device: str, earlier: Reading | None) -> Reading:
-        """Read a busy CPU once more, and return the reading with the higher bandwidth."""
+        """Read a CPU once more if it was busy, and return the reading with the higher bandwidth."""
         if not reading.is_of_busy_cpu:
             return reading
         again = box.read_machine(device, own=self._own, serving=bool(self._attached or self._own()))
@@ -279,7 +279,7 @@ class RunBox:
 
     @property
     def _strangers(self) -> list[AttachedProcesses]:
-        """Attached servers whose processes cannot be distinguished from other processes."""
+        """The attached servers whose processes cannot be distinguished from other processes."""
         return [server for server in self._attached if not server.find()]
 
     def _own(self) -> list[psutil.Process]:

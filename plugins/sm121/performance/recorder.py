@@ -89,7 +89,7 @@ class Recorder:
     recorded: list[Recorded] = field(default_factory=list)
 
     def measure_on(self, box: RunBox, starts: EarlierStarts) -> None:
-        """Judge the following measurements by the machine, and by the earlier starts of the build.
+        """Use the state of the machine and the build's earlier starts for all following decisions.
 
         Args:
             box: The state of the machine.
@@ -160,7 +160,7 @@ class Recorder:
         return recorded
 
     def _note_lines(self, measurement: Measurement) -> None:
-        """Keep the remarks on a measurement, and the parts of it that could not be checked."""
+        """Store the remarks on a measurement, and the properties that could not be checked."""
         for line in measurement.unproven:
             self.run.record.unproven(line)
         for line in measurement.remarks:
@@ -238,7 +238,7 @@ class Recorder:
         )
 
     def _configuration_gate(self, metric: str, threshold: Gate | None) -> Gate | None:
-        """Return the own gate of the configuration under test, if another one is in force."""
+        """Return the configuration's own gate of a metric if another gate applies to the metric."""
         profile = self.run.profile
         gates = profile.configurations[profile.under_test].gates
         for own in gates:
@@ -323,7 +323,7 @@ class Recorder:
     def _against_roofline(
         self, measurement: Measurement, estimate: statistics.Estimate | None, threshold: Gate | None
     ) -> _Roofline:
-        """Return the bound of a rate, a time per token or a kernel, and whether it is broken."""
+        """Return the highest possible value of a measurement, and whether it is exceeded."""
         share = measurement.extra.get("roofline_share")
         if share is not None and estimate is not None:
             return _Roofline({"roofline": share, "bound": round(share * estimate.value, 2)})
@@ -434,7 +434,7 @@ def _report(
 
 
 def host_of(url: str | None) -> str | None:
-    """Return the machine of an attached server, without the port, which may change.
+    """Return the name of an attached server's machine: its URL's host, without the changing port.
 
     Args:
         url: The server's URL; None if there is none.
