@@ -257,7 +257,7 @@ class _Judged:
 
 
 def _judged(history: MeasuredHistory, decided: Collection[str]) -> Iterator[_Judged]:
-    """Make the checks of the comparison. `decided`: the tests that have made theirs already."""
+    """Make the checks of the comparison whose tests are not in `decided`; yield their results."""
     checks = {
         "test_no_metric_is_worse": history.compared,
         "test_no_level_came_down": history.levels_held,
@@ -286,10 +286,11 @@ def _judged(history: MeasuredHistory, decided: Collection[str]) -> Iterator[_Jud
 def _decide_checks(
     config: pytest.Config, session: Session, *, has_baseline: bool, is_empty_allowed: bool
 ) -> None:
-    """Judge the results of ``--benchmark-compare-fail``.
+    """Record a failure for each benchmark that ``--benchmark-compare-fail`` rejects.
 
-    Without a comparable benchmark it fails, too. `has_baseline`: whether there is a run to compare
-    with; if not, the regression level reports it. `is_empty_allowed`: another shard judges that.
+    If nothing could be compared, this is a failure, too, unless `is_empty_allowed` is true because
+    other shards have the benchmarks. `has_baseline` is false if there is no stored run; the
+    regression level then reports this.
     """
     for number, regression in enumerate(_regressions(config, has_baseline=has_baseline)):
         if is_empty_allowed and regression.subject == _NOTHING:
@@ -302,7 +303,7 @@ def _decide_checks(
 
 @dataclass(frozen=True)
 class _Regression:
-    """A benchmark that is worse, or the fact that nothing was compared."""
+    """The failure of a benchmark that is worse, or the failure that nothing was compared."""
 
     subject: str
     fact: Fact

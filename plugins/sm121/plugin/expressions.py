@@ -118,7 +118,7 @@ def asked_for_levels(config: pytest.Config) -> bool:
 
 
 def selects_any(expression: str, items: Sequence[pytest.Item], arch: str) -> bool:
-    """Whether ``-m`` would select any of the given tests if all applied to one architecture only.
+    """Return whether ``-m`` would select a test if all tests applied to one architecture only.
 
     Args:
         expression: The expression of ``-m``; an empty one selects all.

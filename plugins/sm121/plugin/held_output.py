@@ -162,7 +162,7 @@ def release(config: pytest.Config) -> None:
 
 
 def drop(config: pytest.Config) -> None:
-    """Discard the output that was held back, because one line replaces it.
+    """Discard the output that was held back, because the run prints only one line in its place.
 
     Args:
         config: The configuration of pytest.

@@ -136,7 +136,7 @@ def _plan_to_run(
 
 
 def end(config: pytest.Config, *, interrupted: bool) -> None:
-    """Write the matrix once more, and whether the run was interrupted.
+    """Write the files of the matrix once more, with the fact whether the run was interrupted.
 
     Args:
         config: The configuration of pytest.

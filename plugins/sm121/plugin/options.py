@@ -101,7 +101,7 @@ def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
 
 
 def _option_of(parser: argparse.ArgumentParser, names: str) -> argparse.Action | None:
-    """Return the option whose names argparse joined for its error; None for a positional."""
+    """Return the option whose names argparse joined for its error; None without an option."""
     for action in parser._actions:
         if action.option_strings and "/".join(action.option_strings) == names:
             return action

@@ -169,7 +169,7 @@ def _failure(
     *,
     is_excused: bool,
 ) -> TestReport:
-    """Return the finding of a test after a failed phase.
+    """Return the result of a test after one of its phases failed.
 
     ``is_excused`` means that an xfail mark or another plugin had excused the failure.
     """
@@ -420,9 +420,9 @@ def _excuse(
 
 
 def _known_by(session: Session, finding: TestReport) -> str | None:
-    """Return the trusted run's name if it has the same failure and no waiver names it.
+    """Return the name of the trusted run if it has the same failure, and no waiver names the test.
 
-    A certified run does not excuse failures by a trusted run.
+    In a certified run, a failure of the trusted run is no excuse.
     """
     settings = session.settings
     if settings.judging.against is None or settings.judging.certify:

@@ -105,7 +105,7 @@ def leave_out_decided(config: pytest.Config, session: Session, items: list[pytes
 
 
 def _has_nothing_to_keep(stream: EventStream) -> bool:
-    """Whether the run was killed before it had read its environment and decided anything."""
+    """Return whether the killed run had neither read its environment nor decided on any test."""
     return not any(isinstance(each.event, EnvironmentRead | Decided) for each in stream.events)
 
 
@@ -141,7 +141,10 @@ def _refuse_another(
 
 
 def _same_server(stream: EventStream, session: Session) -> ServerAttached | None:
-    """Return the event on the attached server, or None; raise ValueError if it may be another."""
+    """Return the event about the attached server; None without an attached server.
+
+    Raise ValueError if the server may be another process than before.
+    """
     life = session.run.servers.attached_life
     if life is None:
         return None
@@ -160,7 +163,11 @@ def _same_server(stream: EventStream, session: Session) -> ServerAttached | None
 
 
 def _kept(before: Fold) -> set[str]:
-    """Return the verdicts that are kept: of independent tests, and those that no test made."""
+    """Return the ids of the verdicts that ``--resume`` keeps.
+
+    They are the verdicts on tests that do not depend on other tests, and the decisions that no test
+    made.
+    """
     kept = set()
     for test in before.file.tests:
         is_alone = test.level in _BY_THEMSELVES and not test.metrics

@@ -74,7 +74,9 @@ def function_name(item: pytest.Item) -> str:
 
 
 def place_of_level(item: pytest.Item) -> int:
-    """Return the index of a test's level in the order of a run. Without a level: that of smoke.
+    """Return the index of a test's level in the order of a run.
+
+    For a test without a level, the result is the index of the level smoke.
 
     Args:
         item: The test.

@@ -238,7 +238,7 @@ def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Make the decisions that need the running server, before pytest-benchmark stores."""
+    """Make the decisions that need the running server, before pytest-benchmark stores the run."""
     held_output.tests_begin(session.config)
     try:
         _show_progress(session.config)
@@ -414,7 +414,7 @@ def _end_with(
 def pytest_benchmark_compare_machine_info(
     benchmarksession: Any, compared_benchmark: dict[str, Any]
 ) -> Generator[None, object, object]:
-    """Warn of another machine. pytest-benchmark's own warning fails if its storage is elsewhere."""
+    """Warn of a run on another machine. The warning of pytest-benchmark can raise an error."""
     try:
         return (yield)
     except (ValueError, KeyError):

@@ -36,7 +36,9 @@ _KERNEL_SPEED = "test_kernel_speed"
 
 
 def is_parallel(config: pytest.Config) -> bool:
-    """Whether tests run in several processes: in a worker and in the process that starts workers.
+    """Return whether a run has several processes (``-n N``).
+
+    The result is true in the workers, and in the process that starts them.
 
     Args:
         config: The configuration of pytest.
