@@ -32,7 +32,7 @@ _LOG = "--server-log"
 
 @dataclass(frozen=True)
 class Side:
-    """One side, as given on the command line."""
+    """Side A or side B of a comparison, as the command line describes it."""
 
     #: The argument of ``--ab``.
     text: str
@@ -176,7 +176,7 @@ class MetricOfStart:
 
 @dataclass
 class Visit:
-    """One start of a side, or one measurement of its running server; with the results."""
+    """One measurement of side A or B: after a start, or of its running server."""
 
     #: The side of the comparison, "A" or "B".
     side: str

@@ -70,7 +70,7 @@ def write_record(
     Args:
         run: The run.
         sides: Both sides.
-        visits: Their starts so far.
+        visits: The measurements of both sides so far.
         outcomes: The changes of B against A.
         void: Why the comparison does not count; None if it does.
     """

@@ -254,7 +254,7 @@ class AbRun:
         return None
 
     def _visit(self, name: str, which: str) -> None:
-        """Start a side, measure it, check it, and append the visit."""
+        """Start the server of a side, measure it, check it, and store the results in `visits`."""
         side = self.sides[0] if name == "A" else self.sides[1]
         self.run.record.say(
             "A/B", f"{name}, pair {which}: {side.text or '(configuration under test)'}"

@@ -228,7 +228,7 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
 
 @dataclass(frozen=True)
 class Missing:
-    """A metric that the baseline has and this run lacks, which must not pass silently."""
+    """A metric that the baseline has and this run lacks. Such a metric must be reported."""
 
     metric: str
     #: The name of the baseline.

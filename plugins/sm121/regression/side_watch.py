@@ -27,7 +27,7 @@ class SideWatch:
     _answered: frozenset[str] | None = None
 
     def forgotten(self, name: str, server: Server) -> str | None:
-        """Return a message about a wrong answer to a prompt that A first answered correctly.
+        """Return a message if a server answers a prompt wrongly that A first answered correctly.
 
         Returns None if there is no such answer. The rate of a server whose answers are noise must
         not count.

@@ -301,7 +301,7 @@ def _is_percentile(metric: StoredMetric) -> bool:
 
 
 def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
-    """Whether samples cannot decide: a percentile, or too few samples for significance."""
+    """Whether samples alone cannot show a change: they are of a percentile, or too few."""
     if _is_percentile(now):
         return True
     few, many = sorted((len(now.samples), len(before.samples)))
@@ -336,7 +336,10 @@ def _judge_without_scatter(
 
 
 def _risk_by_scatter(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None:
-    """Return the probability of another run this bad, by Student's t; None with too few runs."""
+    """Return the probability that a run is this bad by chance, from the scatter of stored runs.
+
+    The probability is that of Student's t; None if there are too few runs.
+    """
     if len(earlier) < _SCATTER:
         return None
     levels = np.log([metric.value for metric in earlier])

@@ -57,7 +57,7 @@ def path_deviations(
     Args:
         required: The kernel path that the profile requires. It is not checked in the fields that
             the side itself requests.
-        server: The server of the visit.
+        server: The measured server.
         path: The kernel path that the server's log shows.
         configuration: The configuration under test without the side's arguments; None for a URL.
         under_test: The name of the configuration under test.
@@ -83,12 +83,12 @@ def path_deviations(
 
 
 def changes_since_first(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
-    """Return how the kernel path of a visit differs from that of its side's first visit.
+    """Return how a measured server's kernel path differs from that of its side's first server.
 
     A field that only one of the logs shows, for example after a cached build, is no change.
 
     Args:
-        visit: The visit.
+        visit: The measurement of the server.
         earlier: The earlier measurements of both sides.
 
     Returns:
