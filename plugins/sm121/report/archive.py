@@ -50,7 +50,7 @@ def choose(path: Path) -> ChosenRun:
         path: The report directory; or its verdict.json, for exactly that run.
 
     Returns:
-        The run; the newest one if no run has results.
+        The newest run with results; if no run has results, the newest run.
 
     Raises:
         UsageError: There is no valid verdict.json.

@@ -112,7 +112,10 @@ def _distribution_title(quantity: str) -> str:
 
 
 def _distribution_trace(finite: np.ndarray[Any, Any], reached: float, unit: str) -> Figure:
-    """Draw the cumulative distribution. ``reached``: the fraction of requests that did not fail."""
+    """Draw the cumulative distribution of a time over the requests.
+
+    ``reached`` is the fraction of requests that did not fail.
+    """
     if len(finite) > _MOST_POINTS:
         shares = np.linspace(0.0, 1.0, _MOST_POINTS)
         values = np.quantile(finite, shares)

@@ -1,4 +1,4 @@
-"""Results side by side: stored runs of this suite, and results of other tools."""
+"""Show results side by side: stored runs of this suite, and results of other tools."""
 
 import csv
 import io
@@ -297,7 +297,7 @@ def markdown(sources: Sequence[Source]) -> str:
 
 
 def trades(sources: Sequence[Source]) -> list[str]:
-    """Compare the speed and the price of rounding (accuracy cost) of each run with the first run's.
+    """Compare the speed and the accuracy cost (price) of each run with those of the first run.
 
     Args:
         sources: The results. Only runs of this suite are compared.
@@ -325,7 +325,7 @@ def trades(sources: Sequence[Source]) -> list[str]:
 def _worse_prices(
     before: dict[str, float | None], now: dict[str, float | None], run: VerdictFile
 ) -> list[str]:
-    """Return the prices that got worse by more than the profile of a run allows."""
+    """Return the accuracy costs (prices) that got worse by more than a run's profile allows."""
     is_allowed = {"price_allowed": run.engine.price_allowed}
     limits = limits_of(run.profile).model_copy(update=is_allowed)
     worse = []

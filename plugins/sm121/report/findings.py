@@ -123,7 +123,7 @@ def _without_subjects(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def same(entries: Iterable[_Entry], key: Callable[[_Entry], object]) -> list[list[_Entry]]:
-    """Group entries by a key, in the order of each group's first entry.
+    """Group entries that have the same key, in the order of each group's first entry.
 
     Args:
         entries: Any objects.

@@ -246,7 +246,7 @@ def _sentence(run: VerdictFile) -> str:
 
 
 def _nothing_ran(run: VerdictFile) -> str:
-    """Return the most frequent reason of a run in which no test was executed; else empty."""
+    """Return the most frequent reason why tests did not run, if no test ran; else an empty text."""
     if not run.finished or any(test.executed for test in run.tests):
         return ""
     most = max(findings.not_run(run), key=len, default=[])

@@ -225,7 +225,7 @@ class History:
 
     @cached_property
     def steps(self) -> list[LevelChange]:
-        """All changes of level: first those that are worse than allowed, then the latest."""
+        """All changes of level. The ones worse than allowed come first, then the latest ones."""
         steps: list[LevelChange] = []
         for line in self.lines:
             steps += line.steps
@@ -233,7 +233,7 @@ class History:
 
     @cached_property
     def flaky(self) -> list[Flaky]:
-        """Checks that both fail and pass on one build and machine, the most failing first.
+        """Checks that both fail and pass on one build and machine; the most failures come first.
 
         Runs without a fingerprint are ignored.
         """
@@ -289,7 +289,7 @@ class History:
 
     @cached_property
     def apart(self) -> list[str]:
-        """One line per machine that differs from others of its kind by more than runs differ."""
+        """One line per machine whose numbers differ from those of other machines of its kind."""
         groups: dict[tuple[str, str, tuple[str, ...]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
             for name in sorted(past.run.metrics, key=lambda name: not _is_decoding(name)):

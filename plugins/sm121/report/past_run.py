@@ -118,7 +118,10 @@ def read_past_run(file: Path, machine: str | None, name: str) -> PastRun:
 def _past(
     name: str, path: Path, run: StoredRun, machine: str | None, verdict: Verdict | None
 ) -> PastRun:
-    """Keep only the shown parts of a run: the tests of a thousand runs have gigabytes."""
+    """Return a stored run without the parts that are not shown.
+
+    The tests of a thousand runs would take gigabytes of memory.
+    """
     file = run.file
     small = file.model_copy(update={"tests": [], "environment": {}, "memory": None, "box": None})
     metrics = {key: replace(metric, samples=()) for key, metric in run.metrics.items()}

@@ -81,7 +81,7 @@ class _Limit:
 
 @dataclass(frozen=True)
 class _Label:
-    """The label of one bar, before the labels of neighbouring bars are joined."""
+    """The label of one bar of a gate, before the labels of neighbouring bars are joined."""
 
     value: float
     text: str

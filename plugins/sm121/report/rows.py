@@ -83,7 +83,7 @@ def shortened(text: str) -> str:
 
 
 def counts_shown(levels: Iterable[LevelReport]) -> list[str]:
-    """Return the columns of a table of levels: two always, others if any level has that count.
+    """Return the columns of a table of levels: two always, others if a level has such tests.
 
     Args:
         levels: The levels of a run.

@@ -1,6 +1,6 @@
 """A file with results: its rows, and the tool that measured them.
 
-Each source states the clock with which it was measured, since the accuracy of a value depends on
+Each source states how its times were measured (``clock``), since the accuracy of a value depends on
 it: ``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the
 engine's own loop without server and network.
 """
