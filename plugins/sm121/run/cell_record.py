@@ -35,7 +35,10 @@ class CellOutcome(StrEnum):
 
     @property
     def broken(self) -> bool:
-        """Whether the outcome is a failure, whose smallest set of values is then searched."""
+        """Whether the outcome is a failure.
+
+        The suite then searches for the smallest set of its causes.
+        """
         return self in ("CRASH", "FALLBACK", "FAIL", "SLOWER")
 
 

@@ -87,7 +87,7 @@ class EnvironmentNoted:
 
 @dataclass(frozen=True)
 class EngineShown:
-    """The report on the engine and its kernel path, by the evidence so far."""
+    """The report on the engine and its kernel path, as the evidence so far shows them."""
 
     engine: EngineReport
     kind: Literal["engine_shown"] = "engine_shown"
@@ -136,7 +136,10 @@ class ServerAttached:
         return cls(None, [], values, dict(signs.counters))
 
     def is_comparable(self, later: "ServerAttached") -> bool:
-        """Whether another process would be detected; False if a known start or pids are unknown.
+        """Return whether a comparison would show that another process answers.
+
+        It would not if the start time or the processes were visible before, but are not visible
+        now.
 
         Args:
             later: The values of the server that answers now.
@@ -286,7 +289,7 @@ class CellExamined:
 
 @dataclass(frozen=True)
 class BoxRead:
-    """The state of the machine, by all readings so far."""
+    """The state of the machine, as all readings so far show it."""
 
     box: BoxReport
     kind: Literal["box_read"] = "box_read"

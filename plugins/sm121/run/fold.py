@@ -191,7 +191,10 @@ class Fold:
         self.file.shard = event.shard
 
     def _note_server(self, event: events.StartEnded | events.ServerStopped) -> None:
-        """Apply a start or a stop. A failed start has its stop before `StartEnded`."""
+        """Apply the end of a server's start, or its stop.
+
+        If a start failed, the event of the stop comes before the event of the start.
+        """
         if isinstance(event, events.StartEnded):
             self.file.starts.append(event.start)
         else:

@@ -167,7 +167,7 @@ def _rank_of_engine(engine: EngineReport) -> tuple[bool, bool, bool]:
 
 
 def _judge_served_again(whole: VerdictFile) -> list[ServedKernel]:
-    """Judge again which served kernels were tested, by the tests of the whole run."""
+    """Return the served kernels, and whether a test of any part compared them with the oracle."""
     backends = {kernel.component: kernel.backend for kernel in whole.engine.served}
     backends["attention_decode"] = None
     for kernel in whole.engine.served:

@@ -84,7 +84,10 @@ class KernelPaths:
         return (roofline.read_config(self.record.file.engine.model) or {}).get("num_hidden_layers")
 
     def to_judge(self) -> KernelPath:
-        """Return the kernel path that the numerics test: shown values, else the expected ones."""
+        """Return the kernel path whose kernels the numerics tests check.
+
+        A field that no log or metric shows has the expected value.
+        """
         name = self._profile.under_test
         expected = served.expected(
             self._profile.path_of(name), self.configurations.by_name.get(name)

@@ -108,7 +108,7 @@ class RunRecord:
 
     @property
     def halted(self) -> str | None:
-        """Why no further test runs, by the events so far; None if tests run."""
+        """Why no further test runs, as the events so far show; None if tests run."""
         return self.log.fold.halted
 
     @property
@@ -119,7 +119,7 @@ class RunRecord:
         return f"the report cannot be written: {self.write_error.strerror or self.write_error}"
 
     def enter(self, level: str, place: str, test: str | None = None) -> None:
-        """Note the place of the run, which the decisions that no test makes will name.
+        """Store the current level and place, for decisions that no test makes.
 
         Args:
             level: The level.

@@ -48,7 +48,7 @@ def died_between_tests(name: str, dead: Dead, cause: Cause, phase: tuple[str, st
 
 
 def invalidate_measurements(file: VerdictFile, why: str) -> list[Measured | Overruled]:
-    """Return the events that make all measurements INVALID, because several servers answered.
+    """Return the events that make all measurements INVALID after a second server has answered.
 
     Args:
         file: The run's verdict file.
@@ -177,7 +177,7 @@ def unproven_memory(name: str, report: StopReport) -> TestReport:
 
 
 def memory_is_usual(report: StopReport, earlier: Sequence[StopReport]) -> bool:
-    """Return whether a healthy stop can also leave this much memory that is not proven to be free.
+    """Return whether memory that is not proven to be free may also remain after a healthy stop.
 
     Only one stop of a run is excused. If an earlier stop left such memory, this one is not.
 

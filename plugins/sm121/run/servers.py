@@ -193,7 +193,7 @@ class Servers:
 
     @property
     def life(self) -> Life | None:
-        """The life of the running engine; None if no engine runs."""
+        """The `Life` of the running engine, which shows whether it is alive; None without one."""
         return self.pool.life if self.pool is not None else self.attached_life
 
     def processes(self) -> list[psutil.Process]:
@@ -260,7 +260,7 @@ class Servers:
         return self.stops.get(f"{name}.log")
 
     def stop_crashed(self, why_distrusted: str | None) -> None:
-        """Stop the rest of a server that crashed or no longer works, so that the next is fresh.
+        """Stop what remains of a crashed server, so that the next test gets a new server.
 
         Later results are not trusted if an attached server no longer answers, if the stop leaves
         something, or for a reason that the caller knows.

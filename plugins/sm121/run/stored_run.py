@@ -82,14 +82,14 @@ class StoredMetric:
 
     @property
     def of_bound(self) -> str:
-        """The fraction of the bandwidth bound, as text to follow the value; empty if unknown."""
+        """Text to append to a rate: its fraction of the bandwidth bound; empty if unknown."""
         if not self.roofline or not self.bytes_per_token:
             return ""
         return f" ({self.roofline:.0%} of the bound of {self.bytes_per_token / 1e9:.3g} GB a token)"
 
     @property
     def why_no_number(self) -> str | None:
-        """Why the metric cannot be a baseline (it is 0 or not a number); None if it can."""
+        """Why the metric cannot be a baseline (a value is 0, or not finite); None if it can."""
         is_price = without_depth(self.name) in PRICES
         may_be_0 = is_price or self.unit not in ("tok/s", "ms", "µs", "s", "GiB")
         values = (self.value, *self.samples)
@@ -275,9 +275,9 @@ def folder_of(path: Path) -> Path:
 
 
 def of_report(run: VerdictFile, known: Details) -> StoredRun:
-    """Make a run from its two files.
+    """Make a stored run from its verdict.json and its details.json.
 
-    Metrics without samples are left out, and metrics with a verdict other than PASS and FAIL.
+    Metrics without samples are left out. So are metrics with a verdict other than PASS and FAIL.
 
     Args:
         run: The run's verdict.json.

@@ -4,7 +4,9 @@ from sm121.run.run import Run
 
 
 def reason(run: Run) -> str:
-    """Return why the server's memory is not judged, and record it as unproven if attached.
+    """Return why the server's memory is not judged.
+
+    For an attached server, also record that its memory could not be checked.
 
     Args:
         run: The run.

@@ -125,7 +125,7 @@ class TestReport(Record):
 
     @property
     def facts(self) -> list[Fact]:
-        """The unmet requirements. If there are none, the message as one fact."""
+        """The unmet requirements; if there are none, one requirement whose text is the message."""
         return self.unmet or [Fact("", self.message)]
 
     @property
