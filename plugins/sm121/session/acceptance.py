@@ -1,4 +1,4 @@
-"""Watches the acceptance of draft tokens on a running server by its counters.
+"""Watches the acceptance rate of draft tokens on a running server, by reading its counters.
 
 The watch reads `/metrics` every ten seconds in a separate thread. If a reading fails, the watch
 records the reason and continues. `AcceptanceWatch.taken` returns the results and the number of
@@ -54,7 +54,7 @@ class AcceptanceReadings:
 
     @property
     def not_watched(self) -> str | None:
-        """Why the watch may have missed a window of low acceptance. None: it has missed none."""
+        """Why the watch may have missed a window of low acceptance; None if it has missed none."""
         if self.blind_s < WINDOW_S:
             return None
         return (
@@ -81,7 +81,10 @@ class _Window:
 
 
 class Acceptance:
-    """The acceptance of draft tokens over rolling windows of a minute; each reading ends one."""
+    """The acceptance of draft tokens over rolling windows of a minute.
+
+    Each reading of the counters ends one window.
+    """
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
@@ -170,7 +173,7 @@ class Acceptance:
             self._usual_until_s = window.ends_s
 
     def _judge(self, window: _Window, usual: float) -> None:
-        """Record the window if its share is low, and the lowest share of this round."""
+        """Record the window if its share of accepted draft tokens is low, and the lowest so far."""
         if window.share >= _LEAST_SHARE * usual:
             return
         if self._worst is not None and window.share >= self._worst.share:

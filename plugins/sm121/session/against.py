@@ -301,7 +301,10 @@ def _note_rates(
 
 
 def _measured(run: VerdictFile, trusted: Trusted) -> dict[str, MetricReport]:
-    """The trusted run's values of the metrics that both runs have; only usable rates."""
+    """Return the trusted run's values of the metrics that both runs have.
+
+    If the newest trusted run cannot be a baseline for rates, the rates are those of an earlier one.
+    """
     before = trusted.newest.file.metrics
     if trusted.newest.rates_unfit is not None:
         rates = trusted.rated.file.metrics if trusted.rated is not None else {}
@@ -389,6 +392,6 @@ def _engine(run: VerdictFile) -> str:
 
 
 def _asked_before(run: VerdictFile) -> set[str]:
-    """Return the levels before the performance level of which at least one test ran."""
+    """Return the levels with at least one executed test that come before the level performance."""
     levels = LEVELS[: LEVELS.index("performance")]
     return {test.level for test in run.tests if test.executed}.intersection(levels)

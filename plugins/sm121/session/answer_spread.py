@@ -1,7 +1,8 @@
-"""How far a server's answers differ by rounding alone, and the golden bound that follows.
+"""Measure how far answers differ by rounding alone, and derive the tolerance for golden files.
 
-A prompt alone and the same prompt in a batch are computed by kernels with another order of
-additions, as in another build. Their difference is therefore the noise of a server's arithmetic.
+If a prompt is sent in a batch instead of alone, the kernels add numbers in another order, as the
+kernels of another build would. The difference of the two answers is therefore the noise of the
+server's arithmetic.
 """
 
 from sm121.answers import agreement, golden
@@ -26,7 +27,7 @@ _ANY = 1e6
 
 
 def measure(asker: Asker, prompts: PromptSet, fork: float) -> GoldenComparison:
-    """Compare the answers to a prompt set, each alone, with those in one batch.
+    """Compare the answers to prompts that are sent alone with the answers in one batch.
 
     Args:
         asker: The client of the server.
@@ -51,7 +52,9 @@ def measure(asker: Asker, prompts: PromptSet, fork: float) -> GoldenComparison:
 
 
 def bound_of(spread: GoldenComparison, base: GoldenBound, date: str) -> GoldenBound | None:
-    """Return the golden bound for a measured spread, which is never above the shipped one.
+    """Return the tolerance for golden files that follows from a measured spread.
+
+    It is never above the tolerance of the shipped profile.
 
     Args:
         spread: The result of `measure`.

@@ -1,4 +1,4 @@
-"""The model of an attached server: another model than the profile's is refused or remarked on."""
+"""Check whether an attached server serves the profile's model; if not, refuse it or warn."""
 
 from collections.abc import Mapping, Sequence
 

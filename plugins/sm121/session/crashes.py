@@ -366,7 +366,7 @@ def _starts(servers: Servers) -> Sequence[tuple[float, float]]:
 
 
 def _stopped_by_a_signal(managed: ManagedServer | None) -> str:
-    """Return the end of a summary that names stopped processes; empty if none is stopped."""
+    """Return the end of a summary that names the stopped processes; empty if none is stopped."""
     if managed is None:
         return ""
     stopped = []

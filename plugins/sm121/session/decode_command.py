@@ -174,7 +174,7 @@ class DecodeResult:
         )
 
     def record(self) -> dict[str, Any]:
-        """Return the result for programs."""
+        """Return the result as data for JSON."""
         return {
             "subject": dataclasses.asdict(self.subject),
             "decode": None if self.time is None else self.time.model_dump(mode="json"),
@@ -233,9 +233,10 @@ def _of_file(request: DecodeRequest) -> tuple[Subject, KernelProfile]:
 def _of_another(
     name: str, prompt: int | None, request: DecodeRequest, version: str | None = None
 ) -> Subject:
-    """Return a subject that the command does not start, judged by ``--configuration``.
+    """Return the subject for a server or a file that the command did not start.
 
-    Without a configuration, it has the limits and the bound of the profile's model.
+    It is judged by the configuration of ``--configuration``. Without this option, it has the limits
+    and the bound of the profile's model.
     """
     chosen = profiles.load(
         request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
@@ -385,7 +386,7 @@ def _set_backends(subject: Subject, backends: Sequence[str], configuration: str)
 
 
 def is_layout(requested: str, shown: str | None, engine: str) -> bool:
-    """Return whether a log shows the requested KV layout; releases have different names for one.
+    """Return whether a log shows the requested KV layout, whose name depends on the release.
 
     Args:
         requested: The value of the variable that requests it.
@@ -426,10 +427,11 @@ def _add_bound(
 
 
 def _add_least_bound(subject: Subject, chosen: Profile) -> None:
-    """Add the bound of the profile's model: as it is stored, or with all weights in MXFP4.
+    """Add the lowest possible time of a token for the profile's model.
 
-    The formats of a running server are only in its log, and a file contains no formats. Without the
-    bytes of the weights in the profile, no server of the model reads less than MXFP4.
+    The formats of a running server are only in its log, and a file contains no formats. The bound
+    therefore uses the stored weights if the profile has their bytes. Otherwise it assumes that all
+    weights are MXFP4, because no server of the model reads fewer bytes.
     """
     config = roofline.read_config(chosen.model.id)
     healthy = None if chosen.box is None else chosen.box.healthy_gb_s

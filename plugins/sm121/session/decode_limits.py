@@ -50,7 +50,10 @@ def limits_of(profile: Profile, prompt: int | None) -> Limits:
 
 
 def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
-    """Return the gate on the rate of the shortest answer at a depth or the next deeper one."""
+    """Return the gate on the decode rate of the shortest answers at a depth.
+
+    If the depth has no such gate, the gate at the next larger depth is returned.
+    """
     lengths = sorted(profile.performance.generated_tokens)
     for deep in sorted(profile.performance.depths):
         for length in lengths:

@@ -116,7 +116,7 @@ class Durations(DataTable):
     timeout: tuple[Timeout, ...]
 
     def time(self, row: Quoted) -> TimeRange:
-        """Return the time that a row quotes.
+        """Return the duration that a row of the file gives, as its own or as that of a plan.
 
         Args:
             row: A row of `quoted`.

@@ -109,7 +109,7 @@ def _waivers(settings: Settings) -> str | None:
 
 
 def _shown_environment(session: Session, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a start that change what runs, without secrets."""
+    """Return a start's environment variables that can affect the engine, without secrets."""
     left_out = location_variables()
     shown = {}
     for name, value in relevant_environment(variables).items():

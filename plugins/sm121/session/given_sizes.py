@@ -68,7 +68,7 @@ class GivenSizes:
         return chosen.model_copy(update=update) if update else chosen
 
     def deviations(self, judged: Profile) -> list[str]:
-        """Return what the options change in the verdict, for the last line of a run.
+        """Return the effects of the options on the verdict, as texts for the last line of a run.
 
         Args:
             judged: The profile with these sizes.

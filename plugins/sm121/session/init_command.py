@@ -134,7 +134,7 @@ def _draft(request: InitRequest, server: Server, can: Capabilities, arch: str, s
 
 
 def _spread(server: Server, fork: float, say: Say) -> tuple[GoldenComparison | None, str]:
-    """Compare answers alone with those in a batch; the second value says why it is not possible."""
+    """Measure the spread of the answers; the second value is the reason if this is not possible."""
     try:
         spread = answer_spread.measure(Asker(server), prompts.continuations(), fork)
     except (Sm121Error, NotRun, Unmet) as error:

@@ -147,13 +147,16 @@ def _begin(session: Session, opened: Opened, collected: Collected) -> None:
 
 
 def _log(directory: Path, opened: Opened, *, resume: bool) -> EventLog:
-    """Return the log of a run's events; it writes nothing yet if another run is continued."""
+    """Return the log of a run's events. If another run is continued, it writes nothing yet."""
     path = None if resume else directory / events.NAME
     return EventLog(fold.begun(opened), path)
 
 
 def _with_log(settings: Settings, followed: FollowedLog | None) -> Settings:
-    """Return the settings; if the server's log is a stream, a copy replaces the stream."""
+    """Return the settings with the file into which the server's log is copied.
+
+    If the log is not a stream, the settings are unchanged.
+    """
     if followed is None or settings.attached is None:
         return settings
     given = dataclasses.replace(settings.attached, log=followed.path, log_name=followed.name)

@@ -124,7 +124,7 @@ class Draft:
 
     @property
     def answer_tokens(self) -> int:
-        """Three times the longest answer, and no more than half of the context."""
+        """The token limit of exam answers: three times the longest, at most half the context."""
         most = (self.facts.context or 8192) // 2
         return min(max(64, 3 * self.known.longest), most)
 
@@ -160,7 +160,7 @@ class Draft:
 
     @property
     def prompt_tokens(self) -> int:
-        """The length of a measured prompt."""
+        """The length in tokens of the prompts with which rates are measured."""
         return prompt_tokens(self.facts.context)
 
     @property
@@ -259,7 +259,7 @@ class Draft:
 
     @property
     def _golden_bound(self) -> GoldenBound | None:
-        """The golden bound that the spread shows; None if it shows none or was not measured."""
+        """The tolerance for golden files that follows from the spread; None if none follows."""
         if self.spread is None:
             return None
         base = GoldenBound(**self._shipped_tolerances("golden")[self._tolerance_row])
@@ -281,10 +281,10 @@ class Draft:
 
 
 def prompt_tokens(context: int | None) -> int:
-    """Return the length of a measured prompt for a context.
+    """Return the length in tokens of the prompts with which rates are measured.
 
     Args:
-        context: The length of the context in tokens; None: unknown.
+        context: The length of the server's context in tokens; None if it is unknown.
     """
     length = context or 8192
     if length >= 16_384:

@@ -178,7 +178,10 @@ class Remaining:
         return time
 
     def _scale_at(self, now: float) -> float:
-        """Return the scale by the first start, even if that start has not ended yet."""
+        """Return the factor of this machine's durations to the expected ones, from the first start.
+
+        The factor is estimated even before that start has ended.
+        """
         if self._scale is not None:
             return self._scale
         scale = 1.0

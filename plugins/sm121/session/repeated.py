@@ -62,7 +62,7 @@ class MonitorRound:
         number: The number of the round, from 1. After a restart in the same folder, it continues.
         started: The start of the round, in ISO 8601.
         seconds: The duration of the round.
-        verdict: The verdict of the round's run, or of the time before the round.
+        verdict: The verdict on the round's run and on the time since the round before it.
         sentence: One line for people.
         acceptance: The lowest share of accepted draft tokens of a minute since the round before it.
             None: no minute had enough drafts.

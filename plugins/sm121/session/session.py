@@ -279,7 +279,7 @@ class Session:
         )
 
     def release(self) -> None:
-        """Stop a server that was started after the end, and unlock the report directory."""
+        """Stop a server that was started after the run's end, and unlock the report directory."""
         finished = self.run.record.file.finished
         if self.run.servers.stop() is not None:
             self._end(finished=finished)
@@ -319,7 +319,7 @@ def _say_nothing(what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -
 
 
 def _is_of_the_judged(difference: FingerprintDifference, before: Fingerprint) -> bool:
-    """Whether a difference concerns the build or the checkpoint."""
+    """Return whether a difference between two records concerns the build or the checkpoint."""
     if difference.field == "sources":
         return difference.key in before.sources and difference.key != "suite"
     return difference.field == "model" and not identity.is_name(difference.one or "")
