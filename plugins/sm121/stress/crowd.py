@@ -222,7 +222,7 @@ class Crowd:
 
     @functools.cached_property
     def _turns(self) -> list[Job]:
-        """The different requests, all kinds in turn; the prompt changes from each to the next."""
+        """The different requests, all kinds in turn. Neighbours have different prompts."""
         shifted: list[list[Job]] = []
         for kind, make in self._kinds().items():
             group = self._with_alone(kind, make)

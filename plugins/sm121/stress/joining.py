@@ -164,7 +164,7 @@ class Joining:
             self._job_that_stays(decoding)
 
     def _job_that_stays(self, decoding: int) -> Job:
-        """Return a job that decodes until prompts have joined each number of requests."""
+        """Return a job that keeps decoding until prompts have joined each number of requests."""
         tokens = self._longer * max(_DECODES_TOKENS, _DECODES_TOKENS_A_PLACE * self.most)
         tokens = min(tokens, self.context - SHORTEST)
         job = self._job(SHORTEST, tokens, decoding, decoding)

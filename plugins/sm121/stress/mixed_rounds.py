@@ -25,7 +25,7 @@ _CROWD_EVERY = 4
 
 
 class MixedRounds:
-    """Plays the rounds of a soak: loads of all shapes, every fourth a crowd of all kinds.
+    """Plays the rounds of a soak: loads of all shapes. Every fourth round is a crowd of all kinds.
 
     Args:
         player: Plays the loads.
