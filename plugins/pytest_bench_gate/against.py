@@ -1,8 +1,8 @@
-"""The option ``--against``: the stored run with which the gates of a run are compared.
+"""The option ``--against``: it names the stored run with which a run's gates are compared.
 
-It is ``--benchmark-compare`` for gates: it always names a run, and a run in which no metric was
-compared does not pass. The suite has an option of this name, for its own report directories; in a
-project with the suite, or with an option of its own, this plugin therefore adds none.
+The option is like ``--benchmark-compare``, but it always names a run, and a run in which no metric
+was compared does not pass. The suite has an option of this name for its own report directories.
+This plugin therefore adds the option only if no other plugin or conftest.py has added it.
 """
 
 import itertools

@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist starts its workers
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Reject a comparison with no run, and one in a run with workers, which do not judge gates."""
+    """Reject a path in place of a stored run, and a comparison in a run with workers of xdist."""
     config = session.config
     if not requests.is_worker(config):
         requests.refuse_paths(config)

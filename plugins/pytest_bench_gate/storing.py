@@ -64,7 +64,9 @@ def described(judged: Judged, asked: Sequence[str]) -> dict[str, Any]:
 
 
 def store(config: pytest.Config, entry: dict[str, Any], samples: Sequence[float]) -> None:
-    """Add a metric for which the test passed its own samples to the run's benchmarks.
+    """Add a metric to the run's benchmarks.
+
+    This is for a metric whose samples the test itself has passed to `gate`.
 
     Args:
         config: The configuration of the run.

@@ -19,7 +19,7 @@ def add_options(add: Callable[..., object]) -> None:
 
 
 def conflict(error: BaseException) -> str | None:
-    """Return an error message about an option of the same name in a conftest.py or a plugin.
+    """Return an error message if a conftest.py or another plugin has an option ``--arch``, too.
 
     Args:
         error: The error that ended the import of a conftest.py, the collection of a folder, or

@@ -35,7 +35,7 @@ def pytest_exception_interact(
     call: pytest.CallInfo[object],
     report: pytest.CollectReport | pytest.TestReport,
 ) -> None:
-    """Report an option of the same name in a subfolder's conftest.py, loaded at collection."""
+    """Report in one line that a conftest.py in a subfolder has an option of the same name."""
     if not isinstance(report, pytest.CollectReport) or call.excinfo is None:
         return
     line = options.conflict(call.excinfo.value)

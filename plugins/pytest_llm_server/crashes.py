@@ -15,7 +15,9 @@ from sm121.evidence.kernel_messages import KernelBefore
 
 
 def of_start(error: StartError) -> Cause:
-    """Return the cause of a failed start. If the log shows no cause, it is a hang.
+    """Return the cause of a failed start.
+
+    If the log shows no cause and the start exceeded its time limit, the cause is a hang.
 
     Args:
         error: The error of the start.

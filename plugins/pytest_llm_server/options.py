@@ -93,7 +93,7 @@ def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
 
 
 def conflict(error: ValueError) -> str | None:
-    """Return an error message about an option of a conftest.py or plugin with a name of this one.
+    """Return an error message if a conftest.py or another plugin has an option of the same name.
 
     Args:
         error: The error that ended the import of a conftest.py, or `add`.

@@ -8,7 +8,7 @@ from pytest_llm_server import options, run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options and the settings. Report another plugin's option of such a name in a line."""
+    """Add the options and settings. Report in one line that another plugin has such an option."""
     try:
         options.add(parser)
     except ValueError as error:

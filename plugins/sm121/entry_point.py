@@ -24,7 +24,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 
 def _refuse_a_space(config: pytest.Config, arguments: Sequence[str]) -> None:
-    """Refuse ``--report-dir FOLDER`` where pytest has taken the folder for one of tests.
+    """Refuse ``--report-dir FOLDER`` if pytest takes the folder for a path of tests.
 
     pytest looks for pytest.ini in that folder, before the suite's options are known.
     """
