@@ -382,7 +382,10 @@ def _bound(value: float | None) -> str:
 
 
 def _missed(rows: Sequence[Row], tolerance: LogProbabilityTolerance) -> list[str]:
-    """Return the features whose defect a tolerance does not detect, without the small mistakes."""
+    """Return the features whose defect a tolerance does not detect.
+
+    The small mistakes are left out.
+    """
     small = {Defect(mistake) for mistake, _ in SMALL_MISTAKES.values()}
     missed = []
     for row in rows:

@@ -36,13 +36,14 @@ Noise = Callable[[Generator, int], Floats]
 
 
 def independent(deviation: float) -> Noise:
-    """Return rounds that are independent of each other."""
+    """Return a function that draws rounds which are independent of each other."""
     return lambda generator, count: deviation * generator.standard_normal(count)
 
 
 def autoregressive(correlation: float, deviation: float) -> Noise:
-    """Return rounds of an AR(1) process, in which each round is correlated with the one before
-    it."""
+    """Return a function that draws rounds of an AR(1) process: each is correlated with the last
+    one.
+    """
 
     def draw(generator: Generator, count: int) -> Floats:
         steps = generator.standard_normal(count)
@@ -57,8 +58,10 @@ def autoregressive(correlation: float, deviation: float) -> Noise:
 
 
 def two_states(rounds: int, within: float, *, apart: float = 0.04, fixed: bool = True) -> Noise:
-    """Return rounds of a server that alternates between two states, after a fixed or a random
-    number of rounds."""
+    """Return a function that draws rounds of a server that alternates between two states.
+
+    The state changes after a fixed or a random number of rounds.
+    """
 
     def draw(generator: Generator, count: int) -> Floats:
         if fixed:
@@ -94,8 +97,10 @@ NOISES: tuple[tuple[str, Noise, bool], ...] = (
 
 @dataclass(frozen=True)
 class Slow:
-    """Noise in which some answers are slow: the total rate is below the gate, although the median
-    is above it."""
+    """Decode rates of a server of which some answers are slow.
+
+    The total rate is below the gate, although the median is above it.
+    """
 
     name: str
     fast: float
@@ -149,7 +154,7 @@ def at_distance(noise: Noise, distance: float, runs: int, seed: int = 14) -> Cou
 
 @dataclass(frozen=True)
 class Lateness:
-    """The delays of a client, which are exponentially distributed with this mean, in seconds.
+    """The delays of a client, which are exponentially distributed.
 
     Attributes:
         chance: The probability of a delay, by the duration of an answer in seconds and whether it

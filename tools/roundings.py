@@ -286,8 +286,9 @@ def rows_of(
 
 
 def _work(way: Rounding) -> int:
-    """Return how many tokens of all prompts the computation of a configuration's file takes through
-    each layer.
+    """Return how many tokens pass through each layer when a configuration's file is computed.
+
+    The number is summed over all prompts.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(oracle_texts, "GENERATED", 12))

@@ -1,5 +1,4 @@
-"""Generate the weights of a synthetic checkpoint: each tensor with its name, its shape and its
-generator."""
+"""Generate the tensors of a synthetic checkpoint, with their names and shapes."""
 
 import functools
 import math
@@ -123,8 +122,11 @@ def ends(wanted: Synthetic) -> Tensors:
 def _norm(
     wanted: Synthetic, n: int, half: int, own: str, part: int
 ) -> tuple[str, tuple[int, ...], Callable[[], Iterator[Array]]]:
-    """Return norm weights that scale the canary back to its own RMS, and the random part to 1 where
-    the canary's is the median."""
+    """Return norm weights for both parts of the hidden state.
+
+    They scale the canary's part back to its own RMS. They scale the random part to an RMS of 1
+    where the canary's part has its median RMS.
+    """
     places = sorted(wanted.own_layers)
     before = sum(place < n for place in places)
     layer = min(before, LAYERS) if places else 0

@@ -98,7 +98,9 @@ class FastExponentialExperts(Mxfp8Experts):
 
 
 class FastExponentialProvider(AtomicsProvider):
-    """A provider that adds by atomics, and whose exponential is ex2.approx."""
+    """A provider that sums the experts' outputs with atomics, and computes exponentials by
+    ex2.approx.
+    """
 
     experts_class = FastExponentialExperts
 
@@ -129,8 +131,8 @@ class Honest:
 class Finding:
     """One kind of defect in one case: the smallest size that is detected in both directions.
 
-    `size` is infinite if no size is detected. Kinds without a size (window) have in `ratio` the
-    largest measure divided by its tolerance: above 1 is detected.
+    `size` is infinite if no size is detected. For a kind without a size (window), `ratio` is the
+    largest error measure divided by its tolerance. Above 1, the defect is detected.
     """
 
     group: str

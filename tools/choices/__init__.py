@@ -1,2 +1,3 @@
-"""Execute releases of vLLM to find out what they accept and choose on a GB10: ``python -m
-tools.choices``."""
+"""Execute releases of vLLM to find out which arguments they accept and which kernels they choose on
+a GB10: ``python -m tools.choices``.
+"""

@@ -1,5 +1,5 @@
-"""Find out what each release of vLLM accepts and chooses on a GB10, and write the data and the
-page.
+"""Find out which arguments each release of vLLM accepts and which kernels it chooses on a GB10, and
+write the data and the page.
 
 ``python -m tools.choices`` reads the list of releases from the package index, downloads their
 wheels into a cache (it keeps the Python code, 40 MB each), and runs each release in its own
@@ -103,7 +103,7 @@ def toolkit(folder: Path) -> Path:
 
 
 def machine(name: str, tools: Path) -> dict[str, Any]:
-    """Return the network and the environment of a simulated machine, found by its name."""
+    """Return the network and the environment variables of a simulated machine, given its name."""
     with_nvcc = "no nvcc" not in name
     path = "/usr/sbin:/sbin" if not with_nvcc else f"{tools}/bin:/usr/bin:/bin"
     environment = {"PATH": path, "CUDA_HOME": str(tools if with_nvcc else tools / "none")}

@@ -185,5 +185,5 @@ def values(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def deciding(kind: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that determine ``attention`` or ``experts``."""
+    """Return the options that determine the backend of ``attention`` or of ``experts``."""
     return {name: v for name, v in given.items() if name.partition(".")[0] in DECIDING[kind]}

@@ -85,7 +85,7 @@ def _span(versions: list[str]) -> str:
 
 
 def _spans(found: list[str], known: list[str]) -> str:
-    """Return a list of releases as ranges of the recorded releases."""
+    """Return a list of releases as text, in which consecutive recorded releases are a range."""
     spans: list[list[str]] = []
     for version in known:
         if version in found and spans and known[known.index(version) - 1] == spans[-1][-1]:

@@ -1,4 +1,5 @@
-"""Run inside a release of vLLM, and report what it accepts and chooses on a GB10.
+"""Run inside a release of vLLM, and report which arguments it accepts and which kernels it chooses
+on a GB10.
 
 This script runs in its own process with the release first on ``sys.path``. It reads one JSON object
 from standard input, and writes one line of JSON for each case. It replaces the machine (NVML,
@@ -200,7 +201,7 @@ class Nvml(importlib.abc.MetaPathFinder):
 def stand_in_network(online: bool) -> None:
     """Replace the access to NVIDIA's store of kernels.
 
-    Either it answers, or the network is down.
+    `online` says whether the store answers or the network is down.
     """
     import requests
 

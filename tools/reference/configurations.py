@@ -20,10 +20,7 @@ DATA_SHEET = 273.0
 
 
 def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
-    """Return each configuration, with the profile as applied to the newest engine that supports it.
-
-    The keys are names.
-    """
+    """Yield each configuration's name, with the profile for the newest engine that supports it."""
     newest = data.load()[-1].version
     rows = []
     for row in builds.shipped():
