@@ -296,6 +296,7 @@ def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest
         item.stash[LEVEL],
         frozenset(configurations),
         can_run=item.stash.get(WHY_NOT, None) in (None, chosen.obstacle),
+        stops=item.stash[ID] == forecast.STOP,
         lasts=lasts,
     )
 

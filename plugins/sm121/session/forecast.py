@@ -16,6 +16,9 @@ from sm121.run.timings import CheckDurations
 from sm121.session import durations
 from sm121.session.durations import LevelBounds
 
+#: The check that stops the server of the baseline.
+STOP = "tests/test_smoke.py::test_stop_leaves_nothing_behind"
+
 
 @dataclass(frozen=True)
 class Check:
@@ -27,6 +30,7 @@ class Check:
         configurations: Names of the configurations whose server it needs; the first check that
             needs one starts it.
         can_run: Whether it can run on this target.
+        stops: Whether it stops its server, so that the next check starts a server.
         lasts: The duration that an option sets (``--soak``); None without such an option.
     """
 
@@ -34,6 +38,7 @@ class Check:
     level: str
     configurations: frozenset[str] = frozenset()
     can_run: bool = True
+    stops: bool = False
     lasts: TimeRange | None = None
 
 
@@ -127,13 +132,14 @@ def forecast_run(
     if bounds is not None:
         levels = bounds.plans.get(plan, bounds.plans[FULL]).levels  # type: ignore[assignment]
     usual: dict[str, float] = {}
+    started: set[str] = set()
     expected: list[ExpectedDuration] = []
     for check in checks:
         if not check.can_run:
             expected.append(ExpectedDuration(check, NO_TIME, timed=False))
             continue
         starts: dict[str, TimeRange | None] = {}
-        for name in sorted(check.configurations - usual.keys()):
+        for name in sorted(check.configurations - started):
             seconds = known.starts.get(name)
             if seconds is not None:
                 usual[name] = seconds
@@ -143,6 +149,10 @@ def forecast_run(
                 starts[name] = bounds.start.range
             else:
                 starts[name] = None
+        started |= check.configurations
+        if check.stops:
+            # Later checks only read the log of the stopped server, or use the one under test.
+            started.discard(profile.under_test)
         expected.append(_expected(check, known.of(check.id), levels.get(check.level), starts))
     return Forecast(expected, usual)
 

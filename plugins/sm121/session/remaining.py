@@ -63,6 +63,12 @@ class Remaining:
         self._is_known = forecast.time is not None
         self._open = {each.check.id: each for each in forecast.expected}
         self._began: dict[str, float] = {}
+        #: For each configuration, the checks that will start it, in their order.
+        self._starters: dict[str, list[str]] = {}
+        for each in forecast.expected:
+            for name in each.starts:
+                self._starters.setdefault(name, []).append(each.check.id)
+        #: The configurations that were started at least once.
         self._started: set[str] = set()
         self._starts_seen = 0
         self._scale: float | None = None
@@ -91,6 +97,8 @@ class Remaining:
         self._began.pop(check, None)
         ended = self._open.pop(check, None)
         if ended is not None:
+            for name in self._waits_for(ended):
+                self._starters[name].remove(check)
             self._started.update(ended.starts)
 
     def scaled(self, time: TimeRange, now: float) -> TimeRange:
@@ -170,8 +178,9 @@ class Remaining:
         time = each.time
         if not each.timed and each.check.lasts is None:
             time *= scale
-        for name, start in each.starts.items():
-            if name in self._started or start is None:
+        for name in self._waits_for(each):
+            start = each.starts[name]
+            if start is None:
                 continue
             is_measured = start.low == start.high
             time += start if is_measured else start * scale
@@ -189,10 +198,10 @@ class Remaining:
             each = self._open.get(name)
             if each is None:
                 continue
-            waits_for = set(each.starts) - self._started
+            waits_for = self._waits_for(each)
             if len(waits_for) != 1:
                 continue
-            usual = self._usual_s.get(waits_for.pop())
+            usual = self._usual_s.get(waits_for[0])
             if usual:
                 scale = max(scale, (now - began) / usual)
         return min(scale, _MOST_SCALE)
@@ -201,12 +210,29 @@ class Remaining:
         """Record the new starts. The first start without compilation sets the scale."""
         for start in list(self._starts[self._starts_seen :]):
             self._starts_seen += 1
-            if start.startup_s is None or start.configuration in self._started:
+            if start.startup_s is None or not self._take_start(start.configuration):
                 continue
-            self._started.add(start.configuration)
             for name in self._began:  # the check itself begins after the start of its server
                 self._began[name] += start.startup_s
             usual = self._usual_s.get(start.configuration)
             if self._scale is None and usual and not start.compiled:
                 scale = start.startup_s / usual
                 self._scale = min(max(scale, _LEAST_SCALE), _MOST_SCALE)
+
+    def _take_start(self, configuration: str) -> bool:
+        """Record a start. Return whether it was forecast, or is the configuration's first start.
+
+        Another start, such as a restart after a crash, is not the one that a later check waits for.
+        """
+        is_first = configuration not in self._started
+        starters = self._starters.get(configuration, [])
+        begun = [check for check in starters if check in self._began]
+        ended = begun or (starters if is_first else [])
+        self._started.add(configuration)
+        if ended:
+            starters.remove(ended[0])
+        return is_first or bool(ended)
+
+    def _waits_for(self, each: ExpectedDuration) -> list[str]:
+        """Return the configurations that a check will start."""
+        return [name for name in each.starts if each.check.id in self._starters[name]]
