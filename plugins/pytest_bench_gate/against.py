@@ -41,8 +41,8 @@ def add(config: pytest.Config, parser: pytest.Parser, arguments: Sequence[str]) 
     for name, value in itertools.pairwise(arguments):
         if name == NAME and (config.invocation_params.dir / value).exists():
             raise pytest.UsageError(
-                f"{NAME} {value}: expected {NAME}={value}, got a space. pytest takes a path behind "
-                "a space for one of tests. Write ="
+                f"{NAME} {value}: expected {NAME}={value}, got a space. pytest takes a path after "
+                "a space as a path of tests. Write ="
             )
 
 

@@ -162,7 +162,7 @@ def load(config: pytest.Config) -> History | None:
     if not comparable:
         latest = runs[-1]
         raise pytest.UsageError(
-            f"{option(config)}: expected a run that can be compared with, got {len(runs)} stored; "
+            f"{option(config)}: expected a comparable stored run, got none of {len(runs)}; "
             f"{latest.file}: {latest.why_not(machine)}. {_STORE}"
         )
     return History(comparable if named is True else comparable[-1:])

@@ -270,4 +270,4 @@ def _more_rounds(samples: Samples, limit: Limit) -> str:
     for rounds in gate.looks(_MOST_ROUNDS):
         if rounds > len(samples.values) and gate.required_margin(rounds, passing=passing) < margin:
             return f"measure at least {rounds} rounds"
-    return f"{margin:.2%} from the limit is too near for any number of rounds"
+    return f"the value is {margin:.2%} from the limit, too close for any number of rounds"

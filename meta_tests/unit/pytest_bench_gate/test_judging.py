@@ -82,7 +82,7 @@ def test_noise_makes_no_equal_pair_fail_and_no_slower_one_pass(higher, noise):
         pytest.param(3, 50.0, "measure at least 5 rounds", id="fewer-than-the-first-look"),
         pytest.param(5, 90.0, "measure at least 20 rounds", id="near"),
         pytest.param(40, 99.5, "measure at least 74 rounds", id="nearer"),
-        pytest.param(104, 99.8, "too near for any number of rounds", id="at-the-limit"),
+        pytest.param(104, 99.8, "too close for any number of rounds", id="at-the-limit"),
     ],
 )
 def test_an_undecided_gate_gives_the_sufficient_number_of_rounds(rounds, minimum, more):
