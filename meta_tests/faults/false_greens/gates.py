@@ -122,7 +122,7 @@ CASES = [
         name="one round in five at half speed",
         fault=_series(([54.0] * 4 + [27.0]) * 4),
         clean=_series([53.0] * 24),
-        expected="over the time",
+        expected="over the whole time",
     ),
     Case(
         item="3 Throttling",
@@ -193,7 +193,7 @@ CASES = [
         name="one answer in ten takes three times as long, and a short one never does",
         fault=_served("--rate", "54", "--slow-every", "10"),
         clean=_served("--rate", "54"),
-        expected="over the time",
+        expected="over the whole time",
         slow=True,
     ),
     Case(

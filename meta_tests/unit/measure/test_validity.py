@@ -77,7 +77,7 @@ def test_checks_without_data_from_the_server_are_unproven():
     lines = unproven(validity.check_answers, [chunks], "chunks")
     assert [line.partition(":")[0] for line in lines] == [
         "comparison of the number of tokens with usage",
-        "tokens",
+        "number of tokens in each chunk",
     ]
     (line,) = unproven(rate_checks.check_server_clock, {}, [whole], "token_ids", 0.02)
     assert line.startswith("the server's own decode time")

@@ -76,7 +76,7 @@ def test_the_reason_names_the_number_of_starts():
     decision, _ = gate.decide_measurement(measurement, GATE, None, ROUNDS)
     alone = conclusion.over_starts(decision, GATE, measurement, [53.0, 53.1])
     assert (alone.verdict, alone.start_spread) == (Verdict.PASS, None)
-    assert alone.reason.endswith("; one start)")
+    assert alone.reason.endswith("; measured in one start)")
     levels = [51.9, 54.1, 52.7, 53.9, 52.2, 53.6]
     among = conclusion.over_starts(decision, GATE, measurement, levels)
     assert among.verdict is Verdict.INCONCLUSIVE

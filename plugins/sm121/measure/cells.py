@@ -193,9 +193,9 @@ class MeasuredCell:
         title = self.shape.title
         if self.shape.queued:
             remarks.append(
-                f"{name}: {self.concurrency} requests, {self.server.slots} at once "
-                "(--max-num-seqs): they wait for a free slot for most of their time to the "
-                "first token"
+                f"{name}: the server runs {self.server.slots} of {self.concurrency} requests at "
+                "the same time (--max-num-seqs): the others wait for a free slot for most of their "
+                "time to the first token"
             )
         if self.repetition is not None and self.repetition.why:
             remarks.append(f"{title}: measured once more, because {self.repetition.why}")

@@ -46,7 +46,7 @@ def over_starts(
         return decision
     count = len(levels or ())
     if count < FEWEST_STARTS:
-        return replace(decision, fact=_noted(decision.fact, "one start"))
+        return replace(decision, fact=_noted(decision.fact, "measured in one start"))
     from scipy import special  # only needed with earlier starts: sm121.clock does not require scipy
 
     logs = np.log(np.asarray(levels, dtype=np.float64))

@@ -146,7 +146,7 @@ class Drafted:
         return 1.0 + self.accepted / self.drafts
 
     def __str__(self) -> str:
-        by = ", ".join(f"{count:.0f}" for count in self.by_position) or "not told"
+        by = ", ".join(f"{count:.0f}" for count in self.by_position) or "unknown"
         return (
             f"{self.drafts:.0f} drafts of {self.tokens:.0f} tokens, {self.accepted:.0f} accepted "
             f"(by position: {by})"

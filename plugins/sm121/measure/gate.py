@@ -183,14 +183,14 @@ def decide(
             return decided(higher_is_better, "")
         return decided(estimate.value > threshold, "")
     if higher_is_better:
-        described += f", {over_time(samples):.4g} {gate.unit} over the time"
+        described += f", {over_time(samples):.4g} {gate.unit} over the whole time"
     planned = looks(maximum_rounds)
     count = max(len(samples), len(track))
     if len(samples) < planned[0]:
         return None
     above: bool | None = None
     if len(left_out) > _LEFT_OUT * (count + len(left_out)):
-        obstacle = f"{len(left_out)} more were left out, because the client was late"
+        obstacle = f"{len(left_out)} more rounds were excluded, because the client was late"
     else:
         clamped = [min(max(estimate.value, low), high) for low, high in left_out]
         rounds = [*clamped, *(track if len(track) > len(samples) else samples)]
@@ -278,8 +278,8 @@ def _side(
     required = required_margin(count, passing=above == is_rate)
     if margin <= required:
         return None, (
-            f"{margin:.1%} from the threshold; a decision after {count} rounds needs more than "
-            f"{required:.1%}, because so few rounds do not show whether they are correlated"
+            f"{margin:.1%} from the threshold; to decide after {count} rounds, more than "
+            f"{required:.1%} is needed, because few rounds do not show whether they are correlated"
         )
     last = _opposing_end(rounds, middle, threshold, sign)
     if last is not None:
@@ -403,7 +403,7 @@ def decide_tail(
         if count < maximum_requests:
             return None
         if risk_of_pass <= _LAST_TAIL_RISK:
-            return decided(Verdict.PASS, "; shown with 99 %")
+            return decided(Verdict.PASS, "; shown with 99 % confidence")
         return decided(Verdict.INCONCLUSIVE, ": too uncertain for a verdict")
     return decided(
         Verdict.PASS if interval.value <= gate.at_most else Verdict.INCONCLUSIVE,
@@ -432,8 +432,8 @@ def decide_measurement(
             return decision, measurement
         rounds = measurement.rounds
         if more is None:
-            observed = f"{rounds} rounds are too few for a verdict; it needs {FIRST_LOOK}"
-            fact = Fact("", observed, gate.metric, evidence="--rounds")
+            observed = f"{rounds} rounds are too few for a verdict, which needs {FIRST_LOOK}"
+            fact = Fact("", observed, gate.metric, evidence="--rounds measures more")
             estimate = statistics.estimate(measurement.samples)
             return Decision(Verdict.INCONCLUSIVE, None, estimate, fact), measurement
         measurement = more(next_rounds)
@@ -493,7 +493,7 @@ def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
 
 def _describe(estimate: Estimate) -> str:
     if estimate.ci_low is None or estimate.confidence is None:
-        return "once"
+        return "measured once"
     return (
         f"{estimate.ci_low:.4g} to {estimate.ci_high:.4g} with {estimate.confidence:.1%}, "
         f"{estimate.rounds} rounds"

@@ -77,8 +77,8 @@ def check_server_clock(
     if seconds <= 0:
         findings.against(
             "server_clock",
-            f"{len(answers)} requests with {tokens} tokens, and the server's own decode time grew "
-            f"by {seconds:g} s",
+            f"the server's own decode time grew by {seconds:g} s during {len(answers)} requests "
+            f"with {tokens} tokens",
         )
         return
     # A short answer does not show whether its first chunk was late. Without speculative decoding, a
@@ -129,7 +129,7 @@ def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Fi
         findings.against(
             "early_first_chunk",
             f"{len(pauses_ns)} of {len(answers)} first chunks are counted as a token and have no "
-            f"text; they came after {median(waits_ns) / 1e6:.4g} ms, and the next one "
+            f"text; they came after {median(waits_ns) / 1e6:.4g} ms, and the next chunk "
             f"{median(pauses_ns) / 1e6:.4g} ms later",
         )
 
@@ -243,8 +243,8 @@ def check_second_clock(
     ratios = [pair.by_wall_time / pair.by_stream for pair in rates if pair.by_stream]
     if not ratios:
         findings.not_checked(
-            "second_clock: the requests have no different lengths, so there is "
-            "no second rate to compare with"
+            "second_clock: all requests have the same length, so the rate cannot be checked by the "
+            "difference between long and short requests"
         )
         return
     ratio = median(ratios)
@@ -259,8 +259,9 @@ def check_second_clock(
     if abs(ratio - 1.0) > bound + noise or difference > bound * by_stream + spread:
         findings.against(
             "second_clock",
-            f"{by_stream:.4g} tok/s by the stream, {by_wall_time:.4g} tok/s by the times of "
-            f"requests of different length ({len(rates)} pairs); they may differ by {bound:.0%}",
+            f"{by_stream:.4g} tok/s by the stream, {by_wall_time:.4g} tok/s by the "
+            f"difference between the times of long and short requests ({len(rates)} pairs); they "
+            f"may differ by {bound:.0%}",
         )
 
 

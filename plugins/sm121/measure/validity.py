@@ -74,7 +74,7 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
     good = [answer for answer in answers if answer.ok]
     if clock is None:
         if good:
-            findings.against("no_tokens", f"{len(good)} answers carry no token at all")
+            findings.against("no_tokens", f"{len(good)} answers contain no token")
         return
     for answer in good:
         _check_count(answer, clock, findings)
@@ -87,7 +87,9 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
             "comparison of the number of tokens with usage: the server sends no usage"
         )
     if clock == "chunks":
-        findings.not_checked("tokens: neither ids nor usage contain the number of a chunk's tokens")
+        findings.not_checked(
+            "number of tokens in each chunk: the server sends neither token ids nor usage"
+        )
 
 
 def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
@@ -112,8 +114,8 @@ def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
         finish = reasons[-1] if reasons else None
         findings.against(
             "short_answer",
-            f"{tokens} tokens of {requested} with ignore_eos and min_tokens "
-            f"(finish_reason {finish})",
+            f"{tokens} of {requested} requested tokens, although the request had ignore_eos and "
+            f"min_tokens (finish_reason {finish})",
         )
     elif tokens > requested:
         evidence = f"{tokens} tokens by {clock}, but at most {requested} requested"
@@ -129,7 +131,9 @@ def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
 
 def _check_cached(cached: float, prompted: int, source: str, findings: Findings) -> None:
     if cached > max(1.0, _CACHED_SHARE * prompted):
-        evidence = f"{cached:.0f} of {prompted} tokens of fresh prompts were cached, by {source}"
+        evidence = (
+            f"{cached:.0f} of {prompted} tokens of new prompts were cached, according to {source}"
+        )
         findings.against("prefix_cache_hit", evidence)
 
 
@@ -202,15 +206,15 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
         if chunk.counted is not None and chunk.counted != ids:
             findings.against(
                 "token_accounting",
-                f"{ids} token ids so far, their usage reports {chunk.counted} (an untimed "
-                f"request of {twin.asked_tokens} tokens)",
+                f"after {ids} token ids, usage reports {chunk.counted} (in an untimed request of "
+                f"{twin.asked_tokens} tokens)",
             )
             return
     if ids < twin.asked_tokens:
         reason = "short_answer" if twin.completion_tokens == ids else "token_accounting"
         findings.against(
             reason,
-            f"{ids} token ids of {twin.asked_tokens} came (an untimed request), usage reports "
+            f"{ids} of {twin.asked_tokens} token ids came in an untimed request, usage reports "
             f"{twin.completion_tokens}",
         )
 
@@ -233,7 +237,9 @@ def check_chat(
     if before is not None and after is not None:
         generated = after.since(before).get("generated")
     if generated is None:
-        findings.not_checked("tokens of a chat by counters: /metrics has no number of them")
+        findings.not_checked(
+            "tokens of a chat by counters: /metrics does not count generated tokens"
+        )
         return
     usage = answer.completion_tokens or 0
     if abs(generated - usage) > _CHAT_TOKENS * generated:
@@ -256,8 +262,8 @@ def check_metrics_stay(before: Counters | None, after: Counters | None, findings
     if after is not None:
         vanished = sorted(before.values.keys() - after.values.keys() - after.no_number)
     if vanished:
-        names = ", ".join(vanished) if after is not None else "all of /metrics"
-        evidence = f"there before the first request and not after the last: {names}"
+        names = ", ".join(vanished) if after is not None else "all"
+        evidence = f"/metrics had these before the first request and not after the last: {names}"
         findings.against("counters_vanished", evidence)
 
 
@@ -287,7 +293,7 @@ def check_counters(
     if busy and whole:  # an abandoned request may still run
         findings.against(
             "other_clients",
-            f"{busy} requests run or wait while none of the suite's requests does",
+            f"{busy} requests run or wait while no request of the suite is in progress",
         )
     _check_generated(delta, answers, clock, findings)
     counted = delta.get("prompted")

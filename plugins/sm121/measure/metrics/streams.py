@@ -91,8 +91,8 @@ class StreamsRate(Metric):
         why = (
             f"{name}: in {apart} of {rounds} rounds the {cell.concurrency} streams did not "
             f"decode {tokens} tokens at the same time: the server runs fewer at once, or one after "
-            "another. Let it run as many (--max-num-seqs, --parallel), or take them off "
-            "[performance.measuring] concurrency"
+            f"another. Let it run {cell.concurrency} (--max-num-seqs, --parallel), or remove "
+            f"{cell.concurrency} from concurrency in the profile's [performance.measuring]"
         )
         most = max(_most_at_once(answers, cell.timed.counted_by) for answers in cell.timed.long)
         if cell.server.slots_sure and 2 * most <= cell.concurrency:
@@ -184,5 +184,5 @@ def dips(rates: Mapping[int, float]) -> list[str]:
         f"{middle} streams decode {per_stream[middle]:.1f} tok/s each, {expected:.1f} expected "
         f"from the next smaller and larger numbers ({per_stream[below]:.1f} at {below}, "
         f"{per_stream[above]:.1f} at {above}): {100 * (1 - per_stream[middle] / expected):.0f} % "
-        "less, as if no graph of that size were captured"
+        f"less, as if no CUDA graph for {middle} streams had been captured"
     ]
