@@ -71,13 +71,13 @@ def test_sides_as_they_are_given():
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        pytest.param(("http://a:1", "--x"), "not one of each", id="a URL and arguments"),
+        pytest.param(("http://a:1", "--x"), "got one of each", id="a URL and arguments"),
         pytest.param(
             ("--engine-python /nowhere/python", ""),
             "there is no file '/nowhere/python'",
             id="no such Python",
         ),
-        pytest.param(("--x 'y", ""), "as a shell reads them", id="an open quotation"),
+        pytest.param(("--x 'y", ""), "that a shell can split", id="an open quotation"),
         pytest.param(
             ("http://a:1 --server-log /nowhere.log", "http://a:2"),
             "there is no file '/nowhere.log'",
@@ -85,7 +85,7 @@ def test_sides_as_they_are_given():
         ),
         pytest.param(
             ("http://a:1 --moe-backend triton", "http://a:2"),
-            "nothing but --server-log PATH",
+            "only --server-log PATH after it",
             id="a URL with arguments of an engine",
         ),
         pytest.param(

@@ -81,9 +81,9 @@ def test_starts_that_differ_by_8_percent_are_no_regression_and_no_improvement(st
             continue
         assert better is (now == "F") and worse is (now == "S"), change.text
         assert "starts of one build differ by up to 8%" in change.text, change.text
-        assert "--ab decides over pairs of starts" in change.text, change.text
+        assert "--ab compares pairs of starts" in change.text, change.text
         if now == "F":
-            assert change.verdict is Verdict.PASS and "shows no improvement" in change.text
+            assert change.verdict is Verdict.PASS and "does not show an improvement" in change.text
         if "S" in stored:
             assert change.verdict is not Verdict.FAIL, change.text
         if {*stored} == {"F", "S"}:

@@ -153,7 +153,7 @@ def test_history_names_starts_of_one_build_that_differ(base, tmp_path, capsys, s
     lines = re.findall("starts of one build differ: .*", capsys.readouterr().out)
     of_decode = [line for line in lines if "decode tg32 of 8 runs is between 5" in line]
     assert len(of_decode) == named and bool(lines) is named, lines
-    assert all(line.endswith("--ab decides over pairs of starts") for line in lines)
+    assert all(line.endswith("--ab compares pairs of starts") for line in lines)
 
 
 def simulated(seed: int, machines: int, runs: int, slow: float = 0.0) -> history.History:

@@ -67,7 +67,7 @@ def parse_sides(texts: Sequence[str], own_options: Container[str] = ()) -> tuple
     for side in (first, second):
         _refuse_swallowed_word(side, texts, own_options)
     if (first.url is None) != (second.url is None):
-        raise UsageError("--ab: expected two URLs or two configurations, not one of each")
+        raise UsageError("--ab: expected two URLs or two configurations, got one of each")
     if first.url is not None and second.url is not None and _place(first.url) == _place(second.url):
         raise UsageError(f"--ab: expected the URLs of two servers, got {first.url} twice")
     if first == second == Side(first.text):
@@ -88,11 +88,11 @@ def _refuse_swallowed_word(side: Side, texts: Sequence[str], own_options: Contai
     word = side.arguments[0].partition("=")[0]
     is_own = word in own_options
     if word and (is_own or not word.startswith("-")):
-        kind = "an option of the suite" if is_own else "none of them"
+        kind = "an option of the suite" if is_own else "neither of them"
         raise UsageError(
-            f"--ab {shlex.join(texts)}: expected two words, each a URL, or KEY=VALUE and "
-            f"arguments of the engine, got {word}, {kind}. '' is the configuration under test: "
-            "--ab '' '--flag'"
+            f"--ab {shlex.join(texts)}: expected two texts, each with a URL, or with "
+            f"KEY=VALUE and engine arguments; got {word}, which is {kind}. Write '' for the "
+            "configuration under test: --ab '' '--flag'"
         )
 
 
@@ -112,7 +112,7 @@ def _side(text: str) -> Side:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        line = f"--ab {text!r}: expected arguments as a shell reads them: {error}"
+        line = f"--ab {text!r}: expected arguments that a shell can split: {error}"
         raise UsageError(line) from error
     python: str | None = None
     arguments: list[str] = []
@@ -142,7 +142,7 @@ def _side_of_url(text: str) -> Side:
         return Side(url, url)
     words = re.split(r"[\s=]+", behind, maxsplit=1)
     if len(words) < 2 or words[0] != _LOG or not words[1]:
-        raise UsageError(f"--ab {url}: expected nothing but {_LOG} PATH behind it")
+        raise UsageError(f"--ab {url}: expected only {_LOG} PATH after it, got {behind}")
     value = words[1]
     log = Path(value.strip("'\"")).absolute()
     if not log.is_file():

@@ -188,7 +188,7 @@ class AbRun:
                 undecided.append(outcome.text)
         require_none(facts)
         if undecided:
-            raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(undecided)}")
+            raise Inconclusive(f"undecided; --ab-pairs N makes more starts: {'; '.join(undecided)}")
 
     def review(self) -> None:
         """Require that the hypothesis holds. review.md is written even if it does not.
@@ -221,7 +221,9 @@ class AbRun:
             raise Inconclusive(f"not every expected effect could be checked: {text}")
         if verdict is not Verdict.PASS:
             broken = [f"{result.criterion}" for result in results if result.verdict is verdict]
-            raise Unmet(Fact("every criterion to hold", f"not {', '.join(broken)}", evidence=text))
+            raise Unmet(
+                Fact("every criterion to hold", f"unmet: {', '.join(broken)}", evidence=text)
+            )
 
     def _evaluate(
         self, criteria: Sequence[Criterion], outcomes: list[Change], undecided: Undecided | None

@@ -368,7 +368,7 @@ def _evaluate_path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionRe
         criterion,
         Verdict.PASS if holds else Verdict.FAIL,
         actual=", ".join(experts),
-        note="B's log",
+        note="according to B's log",
     )
 
 
@@ -384,7 +384,7 @@ def _evaluate_metric(
     outcome = outcomes.get(metric)
     if outcome is None:
         measured = ", ".join(outcomes) or "nothing"
-        note = f"not measured on both sides; measured: {measured}"
+        note = f"not measured on both sides; measured on both: {measured}"
         return CriterionResult(criterion, Verdict.NOT_RUN, note=note)
     low = outcome.ci_low
     high = outcome.ci_high
@@ -403,7 +403,7 @@ def _evaluate_metric(
             values = [visit.metrics[metric].value for visit in visits if visit.side == "B"]
             low = min(values)
             high = max(values)
-            note = f"B from {number(low)} to {number(high)} {outcome.unit}"
+            note = f"B's values: {number(low)} to {number(high)} {outcome.unit}"
         verdict = bound.judge(low, high)
     return CriterionResult(criterion, verdict, number(outcome.a), number(outcome.b), note)
 

@@ -320,10 +320,10 @@ def none_matches(
     if stored:
         nearest = min(reversed(stored), key=lambda run: len(run.unlike(context)))
         why = "; ".join(nearest.unlike(context))
-        others = f" (the nearest of {len(stored)} other runs, {nearest.name}: {why})"
+        others = f" (the most similar of {len(stored)} other runs, {nearest.name}: {why})"
         found = f"{nearest.short_name}: {why}"
     return NothingComparable(
-        f"no stored run of this machine, profile, plan and kernel path that passed in {folder}"
-        f"{others}; metrics not compared: {measured}. {next_step}",
+        f"{folder}: expected a run that passed with this machine, profile, plan and kernel path, "
+        f"got none{others}; metrics not compared: {measured}. {next_step}",
         Fact("a comparable stored run", found),
     )

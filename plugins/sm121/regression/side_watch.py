@@ -91,7 +91,7 @@ class SideWatch:
             self._lives[name] = AttachedLife(server)
             unwatched = self._lives[name].unwatched
             if unwatched is not None:
-                self.run.record.unproven(f"A/B: of {name}: {unwatched}")
+                self.run.record.unproven(f"A/B: server {name}: {unwatched}")
         life = self._lives[name]
         state = life.state()
         if isinstance(state, Dead):

@@ -40,14 +40,14 @@ _STARTS = 16
 _EXACT = 40
 #: The reason for a verdict if there are too few stored runs to estimate their scatter.
 _WITHOUT_SCATTER = {
-    Verdict.FAIL: "; a metric that is twice as bad fails without a test",
+    Verdict.FAIL: "; a metric that is twice as bad fails without a statistical test",
     Verdict.INCONCLUSIVE: (
-        f"; with {_SCATTER} stored runs, their scatter decides: store more runs of a build that "
-        "you trust, or run again"
+        f"; at least {_SCATTER} stored runs are needed to know their scatter: store more runs of a "
+        "build that you trust, or run again"
     ),
     Verdict.NOT_RUN: (
-        f"; not judged: it is a percentile, or has too few samples per run; with {_SCATTER} or "
-        "more stored runs, their scatter decides"
+        f"; not judged, because it is a percentile or has too few samples per run; with {_SCATTER} "
+        "or more stored runs, it is judged by their scatter"
     ),
 }
 
@@ -151,12 +151,12 @@ def _one_start(
         ends = f"{number(values[0])} and {number(values[-1])} {change.unit}"
         known += f", and the {len(values)} stored ones are between {ends}"
     if verdict is Verdict.FAIL:
-        why = "and worse than each stored one by more"
+        why = "is worse than every stored one by more"
     elif verdict is Verdict.PASS:
-        why = "and shows no improvement"
+        why = "does not show an improvement"
     else:
-        return f"it is one start, and {known}: --ab decides over pairs of starts"
-    return f"{known}; it is one start, {why}: --ab decides over pairs of starts"
+        return f"this one start does not decide, because {known}: --ab compares pairs of starts"
+    return f"{known}; this one start {why}: --ab compares pairs of starts"
 
 
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Change:
@@ -218,12 +218,12 @@ def _judge_loss(
     if risk_of_samples is not None:
         evidence = f"Mann-Whitney p = {risk_of_samples:.2g}"
     if risk_of_runs is not None:
-        evidence += f", chance among the stored runs {risk_of_runs:.2g}"
+        evidence += f", p = {risk_of_runs:.2g} by the scatter of the stored runs"
     is_significant = risk_of_samples is not None and risk_of_samples < _SIGNIFICANT
     is_outside = risk_of_runs is None or risk_of_runs < _BETWEEN_RUNS
     if (needs_scatter or is_significant) and is_outside:
         return _Judgement(Verdict.FAIL, f"; {evidence}")
-    reason = f"; it may be noise ({evidence}): more rounds, or a quieter machine"
+    reason = f"; it may be noise ({evidence}): measure more rounds, or quiet the machine"
     return _Judgement(Verdict.INCONCLUSIVE, reason, may_be_noise=True)
 
 
