@@ -88,7 +88,7 @@ def judge_machine(
 def _remedy(
     reference: level_settings.Box, readings: Sequence[Reading], load_during: float | None
 ) -> str:
-    """Return the first remedy for a DEGRADED machine, as one defect may cause the others."""
+    """Return the remedy for a DEGRADED machine's first defect; it may have caused the others."""
     devices = [reading.device for reading in readings if reading.device is not None]
     clocks = [device.sm_clock_mhz for device in devices if device.sm_clock_mhz is not None]
     lowest = min(clocks, default=math.inf)
@@ -158,7 +158,10 @@ class _Minimum(NamedTuple):
 
 
 def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> list[str]:
-    """Return the defects in a reading. ``load``: whether the CPU use of others is judged."""
+    """Return the defects in a reading.
+
+    ``load`` says whether the CPU use of other processes is judged.
+    """
     defects = []
     memory = reading.memory_available_gib
     minimums = [_Minimum("available memory", memory, reference.memory_available_gib, "GiB")]

@@ -43,7 +43,7 @@ _MOST_UTILISATION = 0.95
 
 
 def overhead() -> Overhead:
-    """Return the range, over published starts, of the memory besides weights and KV cache."""
+    """Return the range, over published starts, of the memory for all but weights and KV cache."""
     return start_data.read().overhead_gib
 
 
@@ -80,7 +80,7 @@ class MachineMemory:
 
 
 def _holders() -> Iterator[str]:
-    """Yield the processes that use much memory: orphans, processes on the GPU, large processes."""
+    """Yield the processes that use much memory: orphans, users of the GPU, and large processes."""
     named: set[int] = set()
     for run, processes in dead_runs.of_dead_runs().items():
         for process in processes:
