@@ -140,7 +140,7 @@ class MatrixLevel:
         require_none(facts, evidence=file)
 
     def _found(self, sets: Sequence[isolation.FailingSet]) -> None:
-        """Keep and write the sets so far, in case the test runs out of time."""
+        """Keep and write the failing sets found so far, in case the test runs out of time."""
         self.sets = list(sets)
         self.write()
 

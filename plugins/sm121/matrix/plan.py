@@ -34,7 +34,10 @@ class CellPlan:
     engine_environment: Environment = ()
 
     def of_cell(self, cell: Cell) -> Start:
-        """Return the arguments and variables of a cell, those of the profile first."""
+        """Return the arguments and variables with which a cell is started.
+
+        Those of the profile come before those of the cell.
+        """
         return self._start(*self.space.given(cell))
 
     def under_test(self, configuration: str | None = None) -> Start:

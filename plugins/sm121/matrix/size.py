@@ -100,6 +100,9 @@ def of_run(plan: CellPlan) -> list[str]:
 
 
 def _coverage(space: Space, array: covering.Array) -> covering.Coverage:
-    """Return the coverage at the array's strength; for ``full`` or ``none``, that of pairs."""
+    """Return how many combinations of values the array covers.
+
+    The combinations have as many values as the array's strength; for ``full`` or ``none``, two.
+    """
     strength = array.strength if isinstance(array.strength, int) else 2
     return covering.coverage(space, array.rows, min(strength, len(space.axes)))

@@ -62,7 +62,10 @@ class Space:
         self._require_cells()
 
     def _setting_of(self, value: AxisValue) -> Setting | None:
-        """Return the setting for a value of an axis, preferably one for the build, or None."""
+        """Return the setting for a value of an axis, or None if there is none.
+
+        A setting for the engine's build is preferred to a setting for its version.
+        """
         fitting = []
         for setting in value.settings:
             if setting.engine != self.engine or not setting.fits(self.version, self.options):
