@@ -51,7 +51,10 @@ class CellAnswers:
 
     @property
     def has_failed(self) -> bool:
-        """Whether so many requests failed that no more are sent; each may take minutes to fail."""
+        """Whether so many requests failed that no more are sent.
+
+        Each further request might take minutes to fail.
+        """
         failed = [answer for answer in self.all_answers if not answer.ok]
         return len(failed) >= _FAILURES
 
@@ -66,7 +69,7 @@ class CellAnswers:
         return max((batch.worst_lag_ns for batch in self.batches), default=0)
 
     def client_account(self) -> dict[str, Any]:
-        """Return the client's event loop, CPU share, longest delay (ms) and retries."""
+        """Return the client's event loop, CPU share, longest delay in ms and number of retries."""
         wall_s = sum(batch.wall_s for batch in self.batches)
         cpu_s = sum(batch.cpu_s for batch in self.batches)
         return {

@@ -48,7 +48,10 @@ class CellShape:
 
     @property
     def suffix(self) -> str:
-        """The suffix of a metric's name: ``_c4`` for 4 streams at once, ``_q10`` if 10 queue."""
+        """The suffix of a metric's name, which tells the number of streams.
+
+        It is ``_c4`` for 4 concurrent streams, and ``_q10`` for 10 of which some wait in the queue.
+        """
         if self.concurrency == 1:
             return ""
         letter = "q" if self.queued else "c"

@@ -136,7 +136,7 @@ def looks(maximum_rounds: int) -> tuple[int, ...]:
 
 
 def next_look(rounds: int, maximum_rounds: int) -> int:
-    """Return the number of rounds at the next look.
+    """Return the number of rounds after which the result is tested next.
 
     Args:
         rounds: The number of rounds so far.

@@ -420,7 +420,7 @@ def disturbed(answer: TimedAnswer, clock: Clock, measuring: MeasuringSettings) -
 
 
 def check_lag(lost: int, kept: int, worst_ns: int, findings: Findings) -> None:
-    """Check that the client's own delays disturbed only few rounds, which are excluded.
+    """Check that few rounds were excluded because the client's own delays disturbed them.
 
     Args:
         lost: The number of excluded rounds.

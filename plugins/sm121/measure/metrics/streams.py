@@ -85,7 +85,7 @@ class StreamsRate(Metric):
 
     @staticmethod
     def _raise_apart(cell: cells.MeasuredCell, name: str, apart: int) -> NoReturn:
-        """Raise NotRun or Unmet, as the streams did not decode together in ``apart`` rounds."""
+        """Raise NotRun or Unmet because the streams did not decode together in ``apart`` rounds."""
         tokens = cell.shape.tokens_together // 2
         rounds = len(cell.timed.long)
         why = (
@@ -102,7 +102,7 @@ class StreamsRate(Metric):
 
     @staticmethod
     def _together(cell: cells.MeasuredCell) -> list[list[TimedAnswer]]:
-        """Return the rounds whose streams decode half of their tokens together, or that failed."""
+        """Return the rounds that failed, or whose streams decoded half of their tokens together."""
         clock = cell.timed.counted_by
         together = []
         for answers in cell.timed.long:

@@ -60,7 +60,7 @@ class DecodeRate(Metric):
         return samples
 
     def _of(self, answers: Sequence[TimedAnswer]) -> list[TimedAnswer]:
-        """Return the answers of this metric's text."""
+        """Return those of the answers that continue this metric's text."""
         return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
