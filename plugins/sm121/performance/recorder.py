@@ -43,7 +43,7 @@ class Recorded:
 
     @property
     def comparable(self) -> bool:
-        """Whether another run may be compared with it."""
+        """Whether another run may be compared with this measurement."""
         return self.verdict is not Verdict.INVALID and self.measurement.valid
 
 
@@ -204,7 +204,10 @@ class Recorder:
         *,
         gated: bool,
     ) -> tuple[Verdict, Fact | None]:
-        """Return the verdict on a measurement and the fact; ``against`` are reasons for INVALID."""
+        """Return the verdict on a measurement, and the fact that explains the verdict.
+
+        ``against`` has the reasons why the measurement is INVALID.
+        """
         return conclusion.conclude(
             measurement,
             decision,
