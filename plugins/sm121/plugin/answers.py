@@ -401,8 +401,8 @@ def agreement_bound(server: Server, profile: Profile) -> level_settings.Agreemen
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
     """How often a request may be sent until two answers agree.
 
-    Once if the engine documents that answers are reproducible. Otherwise often enough that two
-    tokens with the same probability (within the noise) can both appear.
+    This is once if the engine documents that answers are reproducible. Otherwise it is often enough
+    that two tokens with the same probability (within the noise) can both appear.
     """
     if agreement_bound.fork == 0:
         return 1

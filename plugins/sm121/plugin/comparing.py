@@ -420,7 +420,10 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
 
 
 def _refuse_missing(folder: Path, named: str | None) -> None:
-    """Refuse a stored run that does not exist. `named`: its number or file; None: the latest."""
+    """Refuse a stored run that does not exist.
+
+    ``named`` is the run's number or file. If it is None, the latest stored run is meant.
+    """
     if named is None:
         if not stored_benchmarks.load_benchmarks(folder):
             raise UsageError(

@@ -126,7 +126,11 @@ def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest
 def _plan_to_run(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> CellPlan | None:
-    """The matrix plan, if it has cells and if the run starts servers for them."""
+    """The matrix plan, or None if no server is started for it.
+
+    This is so if the plan has no cells, if the server is already running, or if no test of the
+    matrix is selected.
+    """
     plan = config.stash.get(PLAN, None)
     if plan is None or not plan.cells or session.run.servers.pool is None:
         return None

@@ -352,7 +352,10 @@ def _move_earlier_report(config: pytest.Config) -> None:
 
 
 def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Target:
-    """The target; it has an obstacle if ``-m`` selects tests of another architecture only."""
+    """Choose the target of the run.
+
+    The target has an obstacle if ``-m`` selects only tests of another architecture.
+    """
     expression = expressions.marker_expression(config)
     chosen = resolve(settings, architectures_asked_for(expression))
     if chosen.obstacle is not None or not tests:

@@ -442,7 +442,10 @@ def _is_an_answer(error: BaseException | None) -> bool:
 def _waive(
     session: Session, finding: TestReport, never: str | None, report: pytest.TestReport
 ) -> None:
-    """Waive a failure if waivers name all of its facts. ``never``: why no waiver may do so."""
+    """Waive a failure if waivers name all of its facts.
+
+    ``never`` names what this failure is if such failures are never waived; else None.
+    """
     today = datetime.date.today()
     facts = finding.facts
     waivers = [each for each in session.settings.judging.waivers if each.test == finding.id]

@@ -371,7 +371,7 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
 
 
 def _memory(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """Yield how much memory a start needs by the checkpoint's headers, and whether it fits."""
+    """Yield the memory that a start needs, computed from the checkpoint; say whether it fits."""
     if settings.base_url is not None or settings.engine.name != _FORECAST_ENGINE:
         return
     if chosen.arch != _ONE_MEMORY:

@@ -109,7 +109,7 @@ class PriceDecision:
         return failed
 
     def _require_a_row(self) -> None:
-        """Raise NotRun if the profile has a table of prices without a row for this rounding."""
+        """Raise NotRun if the profile's table of accuracy costs has no row for this rounding."""
         if self._gates or not self._conformance.run.profile.correctness.prices:
             return
         rounding = self._conformance.run.record.file.engine.rounding

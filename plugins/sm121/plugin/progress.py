@@ -282,7 +282,10 @@ class Progress:
         return text
 
     def _left(self, before: str, after: str) -> str:
-        """Return the remaining time of the run between two texts; empty if unknown or over."""
+        """Return the remaining time of the run, with a text before it and a text after it.
+
+        The result is empty if the remaining time is unknown or over.
+        """
         left = self._remaining.shown(self._clock())
         if left is None or (left.time.high < 1.0 and not left.is_least):
             return ""

@@ -336,7 +336,10 @@ def _has_test(module: ModuleType, entry: str) -> bool:
 
 
 def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether this is a certified run that does not require the test (its level, or a soak)."""
+    """Whether this is a certified run that does not require the test.
+
+    A certified run requires the tests of some levels, and a soak if the profile has one.
+    """
     certified = config.stash.get(_CERTIFIES, None)
     level = item.stash.get(LEVEL, None)
     if certified is None or level is None or level in certified.certify.levels:

@@ -69,7 +69,7 @@ def say_only_why_not(config: pytest.Config) -> None:
 
 
 def opened(config: pytest.Config, session: Session | None, items: list[pytest.Item]) -> None:
-    """Show the folder of the earlier report; or only the verdict, if no test is selected.
+    """Show the folder of the earlier report, or only the verdict if no test can run.
 
     Args:
         config: The configuration of pytest.

@@ -89,7 +89,7 @@ class _Request:
         )
 
     def _is_in_plan(self, test: TestReport, plan: PlanRow) -> bool:
-        """Whether the plan has a test, if the test has all markers that the plan names."""
+        """Whether the plan contains a test, assuming that the test has the markers in the plan."""
         function = test.id.rpartition("::")[2].partition("[")[0]
         entries: Any = plan.tests.get(test.level, ())  # type: ignore[call-overload]
         markers = {entry for entry in entries if not entry.startswith("test_")}

@@ -249,7 +249,7 @@ def refuse_gates(config: pytest.Config, items: Iterable[pytest.Item], profile: P
 
 
 def _timed_kernel(item: pytest.Item) -> Iterator[str]:
-    """Yield the metric of a test that times a kernel; nothing for another test."""
+    """Yield the metric of a test that times a kernel; yield nothing for any other test."""
     if item.get_closest_marker(_KERNEL_BENCHMARKS) is not None:
         yield parameters(item)["case"].metric
 
@@ -271,7 +271,7 @@ def part(worker: Worker, items: Iterable[pytest.Item]) -> ShardReport:
 
 @contextlib.contextmanager
 def reporting_no_test(items: list[pytest.Item]) -> Iterator[None]:
-    """Report no collected test to the first process if the block refuses the request.
+    """If the block refuses the request, report to the first process that no test was collected.
 
     pytest-xdist reports the tests also of a refused collection.
 
