@@ -418,7 +418,7 @@ class AbRun:
 
 
 def _gate_criteria(chosen: Hypothesis) -> Sequence[Criterion]:
-    """Return the criteria of the gate behind a hypothesis' phase."""
+    """Return the criteria of the gate that ends the phase of a hypothesis."""
     gate = hypothesis.gate_behind(chosen.phase)
     return gate.criteria if gate is not None else ()
 

@@ -231,7 +231,7 @@ class MeasuredHistory:
         run.record.emit(Changed(worse))
 
     def _check_in_common(self) -> None:
-        """Raise NothingComparable if the stored runs, or the named one, lack all metrics of now."""
+        """Raise NothingComparable if this run and the stored (or named) run share no metric."""
         options = {"the comparable stored runs": self.runs}
         if self.named is not None:
             options[f"run {self.named.short_name}"] = [self.named]

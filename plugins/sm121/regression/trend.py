@@ -249,7 +249,7 @@ def not_judged(runs: Sequence[StoredRun]) -> Unjudged:
 
 
 def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -> str:
-    """Explain whether a rate fell by lower acceptance of drafts or by slower steps.
+    """Explain whether a rate fell because fewer drafts were accepted or because steps are slower.
 
     Args:
         now: The rate of this run.
