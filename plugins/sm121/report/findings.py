@@ -110,7 +110,7 @@ def is_of_a_gate(run: VerdictFile, test: TestReport) -> bool:
 
 
 def reason_of(test: TestReport) -> str:
-    """Return the facts of a test as text, without their subjects: several may have one cause.
+    """Return the facts of a test as text, without their subjects, which may share one cause.
 
     Args:
         test: A test that did not pass.

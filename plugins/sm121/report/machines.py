@@ -66,7 +66,10 @@ def compare_machines(runs: Sequence[PastRun], name: str) -> Iterator[MachineLeve
 
 
 def _relative_logs(runs: Sequence[PastRun], name: str) -> _Logs:
-    """Return the logarithms of values relative to their builds, for builds on several machines."""
+    """Return the logarithms of a metric's values, each relative to the level of its build.
+
+    Only builds that ran on several machines are used.
+    """
     by_build: dict[tuple[str, str], _Logs] = defaultdict(lambda: defaultdict(list))
     for past in runs:
         value = past.run.metrics[name].value

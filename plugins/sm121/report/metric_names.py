@@ -34,12 +34,12 @@ class RateName:
 
     @property
     def decoding(self) -> bool:
-        """Whether it is a rate of generated tokens."""
+        """Whether the rate is one of generated tokens."""
         return self.direction == _DECODING
 
     @property
     def plain(self) -> bool:
-        """Whether it is the usual rate: with one stream in an empty context."""
+        """Whether the rate is the usual one: of a single stream in an empty context."""
         return self.depth == 0 and self.streams == 1
 
 

@@ -138,7 +138,7 @@ def _past(
 
 
 def _machine(file: VerdictFile, named: str | None) -> tuple[str, str]:
-    """Return the kind and identity of a machine; a name from the user is its own kind."""
+    """Return the kind and identity of a machine. A name that the user gave is a kind of its own."""
     if named:
         return named, ""
     parts = file.fingerprint.machine if file.fingerprint is not None else {}
