@@ -37,7 +37,7 @@ class CellOutcome(StrEnum):
     def broken(self) -> bool:
         """Whether the outcome is a failure.
 
-        The suite then searches for the smallest set of its causes.
+        The suite then searches for the smallest set of values that causes it.
         """
         return self in ("CRASH", "FALLBACK", "FAIL", "SLOWER")
 

@@ -189,7 +189,7 @@ def _refuse_foreign(directory: Path) -> None:
 
 
 def _move_earlier(directory: Path) -> Path | None:
-    """Move the files of an earlier run to a folder named by its time; None without files."""
+    """Move an earlier run's files to a folder named after its time; return None without files."""
     entries = [entry for entry in directory.iterdir() if entry.name not in _KEPT]
     if not entries:
         return None

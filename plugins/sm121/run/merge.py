@@ -160,7 +160,8 @@ def _add_part(whole: VerdictFile, ledger: Ledger, part: VerdictFile) -> None:
 def _rank_of_engine(engine: EngineReport) -> tuple[bool, bool, bool]:
     """Return the rank of an engine's report.
 
-    The best one has a proven kernel path, then a recognised engine, then a server.
+    The best report has a proven kernel path. The next best one has a recognised engine, and the
+    third best one has a server.
     """
     is_recognised = engine.name != UNRECOGNISED
     return bool(engine.path.evidence), is_recognised, engine.base_url is not None

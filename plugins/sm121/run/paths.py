@@ -134,7 +134,7 @@ class KernelPaths:
         )
 
     def judge_again(self) -> None:
-        """Judge again each path that was judged before, by the current content of the log."""
+        """Judge each path that was judged before again, with the current content of the log."""
         self.servers.follow_log()
         for name, (judged, known) in self._judged.items():
             server = (self.servers.last(name) if judged.managed else None) or judged
@@ -154,7 +154,7 @@ class KernelPaths:
             )
 
     def judge_whole(self, *, unasked: bool) -> None:
-        """Judge the paths at the end of the run, by the complete logs.
+        """Judge the paths at the end of the run, when the logs are complete.
 
         Args:
             unasked: Whether to judge the path of the server under test even if no test has.
