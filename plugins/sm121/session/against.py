@@ -189,7 +189,8 @@ class _Judge:
     def require_anything_in_common(self) -> None:
         """Add a decision if no test and no metric of the trusted run is in this run.
 
-        Another part of the run may have them, so for a part this is only recorded.
+        If this run is a shard or a worker, this is only recorded, because another part may have
+        them.
         """
         ran = {test.id for test in self._run.tests if test.executed}
         before = {test.id for test in self._before.tests if test.executed}

@@ -389,7 +389,7 @@ def _stop_crashed(servers: Servers, evidence: crash_bundle.Evidence) -> None:
 
 
 def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
-    """Find the cause by the logs of an attached server's nodes.
+    """Find the cause in the logs of an attached server's nodes.
 
     The result is the first of these: the cause in the log of a node, the lost connection in the log
     of a node, the given cause.

@@ -1,4 +1,4 @@
-"""`sm121 profile`: profiles decoding by part of the model, with the host's share of the time."""
+"""``sm121 profile``: measures the shares of the model's parts and of the host in decoding time."""
 
 import dataclasses
 import json

@@ -52,7 +52,7 @@ class PlanBounds(DataTable):
 
 
 class StartBounds(DurationBounds):
-    """The duration of a start with warm caches. ``usual``: the value to compare a start with."""
+    """The duration of a start with warm caches. A measured start is compared with ``usual``."""
 
     usual: Positive
 
@@ -116,7 +116,7 @@ class Durations(DataTable):
     timeout: tuple[Timeout, ...]
 
     def time(self, row: Quoted) -> TimeRange:
-        """Return the duration that a row of the file gives, as its own or as that of a plan.
+        """Return the duration that a row of the file quotes: its own, or that of a plan.
 
         Args:
             row: A row of `quoted`.

@@ -139,7 +139,7 @@ def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool
 
 
 def provider(session: Session) -> str | None:
-    """Return the kernel provider of ``--kernel-provider``; a user's provider with a digest.
+    """Return the name of the kernel provider. A provider of the user is named with its digest.
 
     Args:
         session: The session.

@@ -59,7 +59,7 @@ class KernelJudge:
         return kernel_messages.since(self.before.at, spans)
 
     def _unread_nodes(self) -> int:
-        """Return the number of nodes if only this machine's messages are read, else 0."""
+        """Return the number of nodes if only the messages of this machine are read; otherwise 0."""
         profile = self.run.target.profile
         if profile is None or profile.nodes is None:
             return 0

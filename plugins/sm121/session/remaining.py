@@ -102,7 +102,7 @@ class Remaining:
             self._started.update(ended.starts)
 
     def scaled(self, time: TimeRange, now: float) -> TimeRange:
-        """Scale a time that was not measured on this machine by the first start of the run.
+        """Scale a duration from another machine to this one, by the time of the first start.
 
         Args:
             time: The time.

@@ -235,7 +235,7 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 
 
 def _log_name(log: Path, settings: Settings) -> str:
-    """Return the option that has named a log."""
+    """Return the option with which the user named a log."""
     given = settings.attached
     if given is not None and given.log == log and given.log_name is not None:
         return given.log_name
