@@ -170,7 +170,7 @@ def read_throughput(
 
 
 def _rate_of(outcome: JobOutcome) -> float | None:
-    """Return the tokens per second of a stream, or None if it came in one piece."""
+    """Return the tokens per second of a stream, or None if all its tokens came at once."""
     if outcome.first is None or outcome.last is None or outcome.last <= outcome.first:
         return None
     return (outcome.received - 1) / (outcome.last - outcome.first)
