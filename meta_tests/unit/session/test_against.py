@@ -36,6 +36,23 @@ def trusted(tmp_path) -> trusted_runs.Trusted:
     return trusted_runs.load(str(stored(a_run(*TESTS), tmp_path / "trusted")), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("compared_with", "lines"),
+    [
+        pytest.param("answers.json", 0, id="the-file-that-the-trusted-run-recorded"),
+        pytest.param("others.json", 2, id="another-file"),
+    ],
+)
+def test_the_golden_file_of_the_trusted_run_is_no_different_option(tmp_path, compared_with, lines):
+    """docs/another-model.md gives --record-golden in the first run, and --golden in the second."""
+    before = Fingerprint(options={"--record-golden": "answers.json"})
+    recorded = stored(a_run(*TESTS, fingerprint=before), tmp_path / "trusted")
+    trusted = trusted_runs.load(str(recorded), tmp_path)
+    now = Fingerprint(options={"--golden": compared_with})
+    run, _ = held(a_run(*TESTS, fingerprint=now), trusted)
+    assert len(run.against.differs) == lines, run.against.differs
+
+
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_an_honest_run_is_no_worse(trusted, seed):
     """Ten runs without a loss are not called worse, although ids, times, texts and measurements
