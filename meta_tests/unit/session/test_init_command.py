@@ -176,6 +176,35 @@ def test_a_model_without_its_checkpoint_on_this_machine_must_chat(written):
     assert re.search(line, text, re.M), text
 
 
+@pytest.mark.parametrize("content", [None, "[", "[]"], ids=["missing", "not-json", "a-list"])
+def test_a_checkpoint_without_a_readable_tokenizer_does_not_show_a_template(
+    written, base_model, content
+):
+    """A folder with GGUF files has no tokenizer_config.json, and its model may have a template."""
+    file = base_model / "tokenizer_config.json"
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    with another_model(chats=False, root=str(base_model)) as url:
+        text, mine = written(url)
+    assert "chats" not in mine.correctness.cannot and mine.correctness.chats
+    line = r"^# UNKNOWN: whether .* tokenizer_config\.json, .*\n# .*no longer"
+    assert re.search(line, text, re.M)
+
+
+def test_the_command_prints_that_the_chats_of_a_base_model_must_be_edited(tmp_path, capsys):
+    """Otherwise, the first run is red, although the server is healthy."""
+    words = ["init-profile", "--arch", "cpu", "--no-rates", "--output"]
+    with another_model(chats=False, root="nobody/no-such-base-model") as url:
+        cli.main([*words, str(tmp_path / "mine.toml"), "--base-url", url])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "chats: the server refuses them" in printed and "mine.toml" in printed
+    assert "edit correctness.chats" in printed
+    with another_model() as url:
+        cli.main([*words, str(tmp_path / "chats.toml"), "--base-url", url])
+    assert "chats: the server refuses" not in capsys.readouterr().out
+
+
 def test_a_model_with_a_chat_template_must_chat(written):
     """If the chats of such a model fail, the profile still requires chats, and the first run is
     red."""
@@ -269,11 +298,41 @@ def test_a_golden_bound_that_was_not_measured_is_unknown(draft):
 
 def test_a_path_that_the_log_does_not_show_says_how_to_find_it(draft, tmp_path):
     log = tmp_path / "server.log"
-    made = draft("cpu", KernelPath(log=LogStart(asked=ASKED)))
+    made = draft("sm121", KernelPath(log=LogStart(asked=ASKED)))
     server = dataclasses.replace(made.facts.server, log=log)
     facts = dataclasses.replace(made.facts, server=server)
     text = dataclasses.replace(made, facts=facts).text("canary")
     assert re.search(r"^# UNKNOWN: attention: no line[^\n]*\n#   [^\n]*attention = \[", text, re.M)
+
+
+@pytest.mark.parametrize(
+    ("arch", "engine", "advice"),
+    [
+        pytest.param("cpu", "vllm", "vLLM on the CPU does not log it", id="vllm-on-a-cpu"),
+        pytest.param("sm121", "vllm", "Give the whole log", id="vllm-on-a-gpu"),
+        pytest.param("cpu", "llama-cpp", "Give the whole log", id="llama-server"),
+    ],
+)
+def test_the_whole_log_is_advised_only_if_it_can_help(draft, tmp_path, arch, engine, advice):
+    made = draft(arch, KernelPath(log=LogStart(asked=ASKED)))
+    server = dataclasses.replace(made.facts.server, log=tmp_path / "server.log")
+    can = capabilities.capabilities_of(engine, "1.0")
+    facts = dataclasses.replace(made.facts, server=server, can=can)
+    text = Draft("tiny", arch, DATE, facts, made.known, None).text("canary")
+    (line,) = re.findall(r"^# UNKNOWN: attention: .*", text, re.M)
+    assert advice in line, line
+    (line,) = re.findall(r"^# UNKNOWN: dtype: .*", text, re.M)
+    assert "Give the whole log" in line, line
+
+
+def test_a_log_that_was_given_and_not_read_is_not_asked_for_again(draft):
+    made = draft()
+    why = "--server-log server.log is not proven to be this server's: no line of it follows"
+    server = dataclasses.replace(made.facts.server, why_no_log=why)
+    facts = dataclasses.replace(made.facts, server=server)
+    text = Draft("tiny", "cpu", DATE, facts, made.known, None).text("canary")
+    (line,) = re.findall(r"^# UNKNOWN: attention: .*", text, re.M)
+    assert why in line and "give the log" not in line, line
 
 
 def test_a_path_without_a_log_does_not_name_a_log_as_its_source(draft, tmp_path):

@@ -100,6 +100,12 @@ def run(request: InitRequest, say: Say) -> list[Path]:
         draft = _draft(request, server, can, arch, say)
     write_text(draft.exam(), exam)
     write_text(draft.text(str(exam.absolute())), request.output)
+    if draft.facts.chat.refusal:
+        say(
+            "chats: the server refuses them, and no file on this machine shows whether the model "
+            "has a chat template. If it has none, edit correctness.chats and correctness.cannot in "
+            f"{request.output} before the first run"
+        )
     exams.load(profile.load(str(request.output)).correctness.exam)
     return [request.output, exam]
 

@@ -15,6 +15,7 @@ from sm121.core.data_file import DataTable
 from sm121.core.level_settings import GoldenBound
 from sm121.core.printable import printable
 from sm121.core.profile import Profile
+from sm121.core.server import Server
 from sm121.measure.metrics.times import TimeToFirstToken
 from sm121.session import answer_spread
 from sm121.session.known_answers import KnownAnswers
@@ -120,6 +121,9 @@ class Draft:
             has_golden_bound=self._golden_bound is not None,
             why_no_golden_bound=self._why_no_golden_bound,
             table=_table,
+            unknown_path={
+                name: _how_to_find(name, self.facts.server, self.base) for name in self.missing_path
+            },
         )
 
     @property
@@ -304,6 +308,22 @@ def base_profile(arch: str, served_by: str = "vllm") -> Profile:
             if profile.load(name).arch == arch and profile.load(name).engine.name == engine:
                 return profile.load(profile.for_architecture(arch, engine))
     return profile.load("sm121-gpt-oss-120b")
+
+
+def _how_to_find(name: str, server: Server, base: Profile) -> str:
+    """Return why a value of the kernel path is unknown, and how to find it."""
+    if server.log is None:
+        was_given = server.why_no_log != Server.why_no_log
+        hint = "give the log of this server with --server-log FILE"
+        return server.why_no_log if was_given else hint
+    if name == "attention" and base.engine.speaking_worker:
+        why = "vLLM on the CPU does not log it, unless the suite starts the server. Write"
+    else:
+        why = (
+            "no line of the log shows it. Give the whole log from the start of the server on, or "
+            "write"
+        )
+    return f"{why} what runs:"
 
 
 def _values(table: Any) -> dict[str, Any]:

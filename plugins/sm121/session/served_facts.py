@@ -47,8 +47,8 @@ class ChatTemplate:
     #: Why the model cannot chat, with the server's refusal; empty if it can, or if the reason is
     #: not known to be a missing chat template.
     why_none: str = ""
-    #: The refusal of a chat for lack of a chat template, if no checkpoint shows whether the model
-    #: or only this server has none; else empty.
+    #: The refusal of a chat for lack of a chat template, if no file on this machine shows whether
+    #: the model or only this server has none; else empty.
     refusal: str = ""
 
 
@@ -135,16 +135,17 @@ def _chat_template(server: Server, folder: Path | None) -> ChatTemplate:
         if prompt is None:
             prompt = _posted(http, "/apply-template", {"messages": messages}).get("prompt")
         end = _end_token(http, server.endpoint.served_name, messages)
+        has_template = None if folder is None else _has_template(folder)
         refusal = ""
         if end is None:
             end = _end_of_checkpoint(folder)
-            if folder is None or not _has_template(folder):
+            if not has_template:
                 refusal = _refusal_of_chats(http, server.endpoint.served_name, messages)
         texts = _SPECIAL.findall(prompt or "")
         if end is not None:
             texts.append(_text(http, server.endpoint.served_name, [end]) or "")
     special = tuple(dict.fromkeys(text for text in texts if _SPECIAL.fullmatch(text)))
-    if folder is None or not refusal:
+    if has_template is None or not refusal:
         return ChatTemplate(prompt, end, special, refusal=refusal)
     why_none = f"the model has no chat template. The server refuses a chat: {refusal}"
     return ChatTemplate(prompt, end, special, why_none)
@@ -166,15 +167,18 @@ def _refusal_of_chats(http: httpx.Client, model: str, messages: Sequence[Any]) -
     return text[:240]
 
 
-def _has_template(folder: Path) -> bool:
-    """Whether a checkpoint has a chat template, in a file of its own or in its tokenizer."""
+def _has_template(folder: Path) -> bool | None:
+    """Whether a checkpoint has a chat template, in a file of its own or in its tokenizer.
+
+    None if its folder does not contain the tokenizer's settings, such as a folder with GGUF files.
+    """
     if any((folder / name).exists() for name in _TEMPLATES):
         return True
     try:
         settings = json.loads((folder / _TOKENIZER_CONFIG).read_text("utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+        return None
+    return bool(settings.get("chat_template")) if isinstance(settings, dict) else None
 
 
 def _by_tokens(http: httpx.Client, model: str, messages: Sequence[Any]) -> str | None:
