@@ -27,15 +27,15 @@ class RequestRule(DataTable):
     field: str
     """The field of `KernelPath` with the resolved value."""
     nothing: tuple[str, ...] = ()
-    """Values with which the engine chooses, for example ``auto``."""
+    """Values that leave the choice to the engine, for example ``auto``."""
     accepts: dict[str, str] = Field(default={})
     """For each requested value, a pattern for resolved values that satisfy it, ignoring case."""
     otherwise: str | None = "{value}"
     """The pattern for values that `accepts` does not list. If null, such values are not
     compared."""
     denied_by: tuple[str, ...] = ()
-    """Ids of fallbacks in the log that contradict the request. They are for requests that the
-    resolved value is too coarse to contradict."""
+    """Ids of fallbacks in the log that contradict the request. They are needed if the resolved
+    value is not precise enough to contradict a request."""
     always_shown: bool = True
     """False if the engine may log nothing although it follows the request."""
     without_effect: Regex | None = None
