@@ -405,7 +405,7 @@ def give(path: KernelPath, field: str, value: object) -> None:
 
 
 def _holder(path: KernelPath, field: str) -> KernelPath | LogStart | RankLinks | Draft:
-    """Return the object of a path that has a field."""
+    """Return the object that has a field: the path itself, or a part of what its log shows."""
     parts: tuple[LogStart | RankLinks | Draft, ...] = (path.log, path.log.links, path.log.draft)
     for part in parts:
         if field in type(part).model_fields:
