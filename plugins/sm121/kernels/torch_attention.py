@@ -155,7 +155,7 @@ class TorchAttention:
         return sinks.float()[:, None, None].expand(shape).clone(), query.new_ones(shape)
 
     def tile_sink(self, sinks: Tensor | None, highest: Tensor) -> Tensor | float:  # noqa: ARG002
-        """Return what the sinks add to the sum of one tile: zero, as `start` includes the sinks.
+        """Return what the sinks add to a tile's sum: zero, because `start` includes the sinks.
 
         Args:
             sinks: [Hq], or None.
