@@ -91,7 +91,7 @@ class EngineReport(Record):
     identity: str | None = None
     """The release with the build based on it (``0.14.0+mxfp4``); null if neither is known."""
     rounding: str | None = None
-    """The rounding beyond the checkpoint, as ``--rounding`` takes it; null if nothing shows it."""
+    """The formats that differ from the checkpoint's, as in ``--rounding``; null if unknown."""
     price_allowed: bool = False
     managed: bool
     base_url: str | None = None
@@ -99,16 +99,16 @@ class EngineReport(Record):
     """Why a restart of the attached server may go unnoticed; null if each restart shows."""
     model: str
     dense: bool = False
-    """Whether the model has no experts, by the profile; then ``path.moe`` has no value."""
+    """Whether the model has no experts, as the profile says; ``path.moe`` then has no value."""
     configuration: str | None = None
     startup_s: float | None = None
     path: KernelPath = Field(default_factory=KernelPath)
     kernels: KernelProfile | None = None
-    """The kernels of some decode steps with the longest times; null without a profile."""
+    """The kernels that took the most time in some decode steps; null without a profile."""
     nodes: list[NodeReport] = Field(default_factory=list)
     """A row for each rank of a server that spans machines; empty for one machine."""
     served: list[ServedKernel] = Field(default_factory=list)
-    """The kernels of the path by operation, and which of them the numerics judged."""
+    """The kernels of the path by operation, and which of them the numerics tests judged."""
 
     @property
     def experts(self) -> str:

@@ -37,7 +37,7 @@ class Fingerprint(Record):
     profile: str | None = None
     """Digest of the profile in force."""
     profile_shipped: bool | None = None
-    """Whether the profile is the shipped one of its name."""
+    """Whether the profile is the one of this name that ships with the suite."""
     extends: str | None = None
     """The profile that it extends; ``profile`` is the digest of the resolved profile."""
     plan: str = FULL
@@ -53,7 +53,7 @@ class Fingerprint(Record):
     options: dict[str, str] = Field(default_factory=dict)
     """The given options that change the measurements, by name."""
     sources: dict[str, str] = Field(default_factory=dict)
-    """Version and git commit of the suite, the engine, FlashInfer and libraries that compute."""
+    """Versions and git commits of the suite, the engine and the packages that compute results."""
     engine: str | None = None
     configuration: str | None = None
     arguments: list[str] | None = None

@@ -17,7 +17,7 @@ class BoxReport(Record):
     state: str = "UNKNOWN"
     reason: str | None = "the box was not measured"
     remedy: str | None = None
-    """What to do first if it is DEGRADED."""
+    """What to do first if the machine is DEGRADED."""
     before: Reading | None = None
     after: Reading | None = None
     load_during: float | None = None
@@ -51,7 +51,7 @@ class CrashReport(Record):
     summary: str
     owner: str
     happened: str = ""
-    """The end in words without its cause: "the server died"; empty in older files."""
+    """What happened, without the cause: "the server died"; empty in older files."""
     test: str | None = None
     bundle: str | None = None
     """The folder of the bundle in the report directory; null if it could not be written."""

@@ -33,9 +33,9 @@ class LevelReport(Record):
     skipped: int = 0
     waived: int = 0
     known: int = 0
-    """Failures that the run of ``--against`` has too, in the same way."""
+    """The number of failures that the trusted run (``--against``) has in the same way."""
     listed: int = 0
-    """Failures of a severity that the profile tolerates."""
+    """The number of failures of a severity that the profile tolerates."""
     invalid: int = 0
     inconclusive: int = 0
     not_run: int = 0
@@ -81,19 +81,19 @@ class TestReport(Record):
     skipped: bool = False
     waived: bool = False
     severity: Severity = Severity.BLOCKER
-    """The severity of its failure; of a passed test, that of a possible failure."""
+    """The severity of its failure; for a passed test, the severity that a failure would have."""
     tolerated: Literal["known", "listed"] | None = None
     """Why its failure does not count: the run of ``--against`` has it too, or the profile tolerates
     its severity."""
     kernel: JudgedKernel | None = None
-    """Only for tests of the numerics."""
+    """The kernel that a test of the numerics judged; null for other tests."""
     ability: str | None = None
-    """The ability of an engine that it needs, such as ``oracle`` for answers like the oracle's."""
+    """The ability that the engine needs for the test: ``oracle`` for answers like the oracle's."""
     metrics: list[str] = Field(default_factory=list)
     """The names of the metrics that it measured."""
     deviations: list[str] | None = None
-    """The known deviations of this version of the engine that it excused; null if it looks for
-    none."""
+    """The known deviations of this engine's version that the test found and did not count as
+    failures; null if the test looks for none."""
     symptoms: list[str] = Field(default_factory=list)
     """The symptom of each of these deviations, one line."""
 
@@ -168,8 +168,8 @@ class MetricReport(Record):
     """The starts of the server (for ``ab:``, of each side); null if they are not known. A start
     counts once, however many rounds it has."""
     start_spread: float | None = None
-    """The standard deviation, as a fraction, of the earlier starts of this build that the gate was
-    judged with; null if too few are stored."""
+    """The standard deviation between earlier starts of this build, as a fraction, with which the
+    gate was judged; null if too few starts are stored."""
     minimum: float | None = None
     target: float | None = None
     stretch: float | None = None
@@ -190,13 +190,13 @@ class MetricReport(Record):
     """The own gate of the configuration under test, if the project's gate failed: the published
     rate of that configuration less a tenth. Null if the configuration has none."""
     texts: list[str] | None = None
-    """The fixed texts that a server that drafts answered."""
+    """The fixed texts that a server with speculative decoding answered."""
     accepted_length: float | None = None
-    """The tokens per step of a server that drafts."""
+    """The tokens per step of a server with speculative decoding."""
     acceptance_rate: float | None = None
-    """The share of the drafts that was accepted."""
+    """The fraction of the draft tokens that was accepted."""
     verdict: Verdict = Verdict.NOT_RUN
-    """NOT_RUN beside a value: no gate decides on it, and it was measured on a busy machine."""
+    """NOT_RUN with a value: the metric was measured on a busy machine, and has no gate."""
 
     @property
     def gated(self) -> bool:
@@ -212,9 +212,9 @@ class ChangeReport(Record):
     here: float | None
     before: float | None
     worse: float | None
-    """A fraction: 0.1 for 10 % worse; null without a ratio."""
+    """By which fraction the metric is worse, for example 0.1 for 10 %; null without a ratio."""
     allowed: float
-    """A fraction like ``worse``; in ``unit`` if that is null."""
+    """The allowed value of ``worse``; if ``worse`` is null, the allowed difference in ``unit``."""
     beside: str
     """The reference in words: "the trusted run", "5 stored runs", "A"."""
     verdict: Verdict
@@ -267,9 +267,9 @@ class AgainstReport(Record):
     differs: list[str] = Field(default_factory=list)
     """Other differences in the requests, or in versions."""
     worse: list[str] = Field(default_factory=list)
-    """Metrics that are worse, or may be."""
+    """Metrics that are worse, or may be worse."""
     unjudged: list[str] = Field(default_factory=list)
-    """Names of metrics that are worse than allowed by too few samples to judge."""
+    """Names of metrics that were not judged, for example because of too few samples."""
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
     rates_not_judged: str | None = None
@@ -326,7 +326,7 @@ class VerdictFile(Record):
     """The fingerprint of the run; null in files of earlier versions."""
     shard: ShardReport | None = None
     against: AgainstReport | None = None
-    """Null without ``--against``."""
+    """The comparison with the trusted run; null without ``--against``."""
     changes: list[ChangeReport] = Field(default_factory=list)
     """Metrics that are worse than in the trusted run, in stored runs or in A (``--ab``)."""
 
