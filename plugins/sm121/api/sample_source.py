@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sm121.answers import expected_samples
 from sm121.answers.expected_samples import Top
 from sm121.api.client import Api, Json
+from sm121.client import completion_json
 from sm121.client.completion_json import Position, name_of, parse
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import NotRun
@@ -197,5 +198,15 @@ class SampleSource:
 
 
 def id_of(token: str) -> int:
-    """Return the id in a token's name, for example 17 for "token_id:17"."""
-    return int(token.rpartition(":")[2])
+    """Return the id in a token's name, for example 17 for ``token_id:17``.
+
+    Args:
+        token: The name of a token in log-probabilities.
+
+    Raises:
+        Unmet: The server named the token by its text, although ids were requested.
+    """
+    token_id = completion_json.id_of(token)
+    if token_id is None:
+        raise Unmet(Fact("tokens of log-probabilities named by their ids (token_id:N)", token))
+    return token_id
