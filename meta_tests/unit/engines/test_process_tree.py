@@ -15,6 +15,7 @@ import pytest
 
 from sm121.core import errors, files
 from sm121.engines import dead_runs, listeners, process_tree
+from sm121.engines.supervision import status_file_of
 from sm121.run import directory
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -114,7 +115,7 @@ def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
         if owner is not None:  # another process may use the log of a server that ended long ago
             session = 1 if name == "another's" else process.pid
             status = {"started_by": owner, "run": f"meta-{name}", "pid": session}
-            (folder / "server-marlin.status.json").write_text(json.dumps(status))
+            status_file_of(folder / log).write_text(json.dumps(status))
     try:
         assert "meta-dead" in {ended.run for ended in dead_runs.end_dead_runs()}
         assert processes["dead"].wait(10) != 0

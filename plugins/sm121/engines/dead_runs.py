@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from sm121.engines.process_tree import (
     identity,
     pid_of,
 )
+from sm121.engines.supervision import status_file_of
 
 _SUPERVISOR = "sm121.engines.supervisor"
 #: If a supervisor of a dead run still runs, it gets this many seconds to end its server itself.
@@ -116,17 +116,15 @@ def _marks_beside_the_log(process: psutil.Process) -> dict[str, str]:
     session of that server.
     """
     log = Path(f"/proc/{process.pid}/fd/1").readlink()
-    start = re.fullmatch(r"(server-.+?)(?:-\d+)?\.log", log.name)
-    if start is None or process.uids().real != os.getuid():
+    if log.suffix != ".log" or process.uids().real != os.getuid():
         return {}
-    for name in (log.stem, start[1]):  # the second start of server-a logs to server-a-2.log
-        try:
-            status = json.loads((log.parent / f"{name}.status.json").read_text("utf-8"))
-            if status["pid"] == os.getsid(process.pid):
-                return {OWNER: str(status["started_by"]), RUN_ID: str(status["run"])}
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # not a status file of the suite, or one of an earlier version
-    return {}
+    try:
+        status = json.loads(status_file_of(log).read_text("utf-8"))
+        if status["pid"] != os.getsid(process.pid):
+            return {}  # the log of a server that ended long ago
+        return {OWNER: str(status["started_by"]), RUN_ID: str(status["run"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # no status file of the suite, or one of an earlier version
 
 
 def _lives(owner: str) -> bool:

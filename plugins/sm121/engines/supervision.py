@@ -21,6 +21,15 @@ from sm121.evidence import stacks
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
 
 
+def status_file_of(log: Path) -> Path:
+    """Return the status file of the supervisor of a server.
+
+    Args:
+        log: The log of the server.
+    """
+    return log.with_suffix(".status.json")
+
+
 class Supervision:
     """One start of a server under a supervisor.
 
@@ -31,7 +40,7 @@ class Supervision:
     def __init__(self, log: Path) -> None:
         self.log = log
         #: The status file of the supervisor.
-        self.status_file = log.with_suffix(".status.json")
+        self.status_file = status_file_of(log)
         #: The folder of the server's temporary files; None before the start.
         self.scratch: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
