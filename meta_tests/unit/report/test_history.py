@@ -311,3 +311,13 @@ def test_two_runs_are_one_page(base, tmp_path, capsys):
     assert cli.main(["history", str(tmp_path / "runs"), "--html", str(target)]) == 0
     text = target.read_text("utf-8")
     assert "2 runs" in text and text.count("first red<") == 1 and DECODE in text
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(5, "Too few runs to judge"), (6, "No metric is worse")]
+)
+def test_the_page_says_whether_there_are_enough_runs(base, tmp_path, count, words):
+    plant(base, tmp_path / "runs", {"a1": healthy(count)})
+    target = tmp_path / "history.html"
+    assert cli.main(["history", str(tmp_path / "runs"), "--html", str(target)]) == 0
+    assert f">{words}</h1>" in target.read_text("utf-8")

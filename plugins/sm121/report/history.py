@@ -90,6 +90,12 @@ class Line:
     runs: tuple[PastRun, ...]
     limits: Regression
 
+    @property
+    def is_short(self) -> bool:
+        """Whether it has too few runs with numbers to judge a change of level."""
+        measured = [past for past in self.runs if past.run.metrics]
+        return len(measured) < metric_levels.SERIES
+
     def levels(self, metric: str) -> tuple[list[PastRun], list[SeriesLevel]]:
         """Divide the runs at the points where a metric changes, and return the segments.
 

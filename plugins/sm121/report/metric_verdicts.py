@@ -48,7 +48,7 @@ def of_metric(name: str, metric: MetricReport) -> MetricVerdict:
     verdict = metric.verdict
     why = no_evidence(name, metric)
     if why is not None:
-        return MetricVerdict(Verdict.NOT_RUN, "little evidence", why)
+        return MetricVerdict(Verdict.NOT_RUN, "little evidence", str(why))
     if metric.gated or verdict not in (Verdict.PASS, Verdict.NOT_RUN):
         text = f"{verdict.value} ({metric.grade})" if metric.grade else verdict.value
         own = metric.configuration_gate
@@ -82,7 +82,23 @@ def of_run(run: VerdictFile, name: str) -> MetricVerdict:
     return MetricVerdict(verdict, verdict.value, f"{verdict.value}: {by(change)} {change.beside}")
 
 
-def no_evidence(name: str, metric: MetricReport) -> str | None:
+@dataclass(frozen=True)
+class TooFewRequests:
+    """Why the PASS of a percentile's gate shows little.
+
+    Attributes:
+        text: The number of requests, and what it shows.
+        confidence: The reached confidence, and the number of requests that a proof needs.
+    """
+
+    text: str
+    confidence: str
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.confidence})"
+
+
+def no_evidence(name: str, metric: MetricReport) -> TooFewRequests | None:
     """Return why the PASS of a percentile's gate shows little.
 
     With too few requests, a violation of the gate could not have been detected.
@@ -101,9 +117,10 @@ def no_evidence(name: str, metric: MetricReport) -> str | None:
     if metric.verdict is not Verdict.PASS or sure >= statistics.CONFIDENCE:
         return None
     how = "no evidence" if sure < 0.5 else "little evidence"
-    return (
-        f"p{100 * fraction:g} of {metric.rounds} requests: {how} ({sure:.0%} confidence; "
-        f"{statistics.CONFIDENCE:.0%} takes {gate.requests_needed(fraction)})"
+    needed = gate.requests_needed(fraction)
+    return TooFewRequests(
+        f"p{100 * fraction:g} of {metric.rounds} requests: {how}",
+        f"{sure:.0%} confidence; {statistics.CONFIDENCE:.0%} takes {needed}",
     )
 
 
