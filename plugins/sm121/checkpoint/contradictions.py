@@ -132,11 +132,10 @@ def _without_scale(matrices: Sequence[_Matrix]) -> Iterator[Fact]:
     for each in _lacking_scales(matrices):
         groups.setdefault(each.weight.group, []).append(each.weight)
     for group, these in groups.items():
-        layers = weights.layers_text(each.layer for each in these)
         yield Fact(
             required="a scale for each quantised matrix, as for the others of its name",
             observed="no scale",
-            about=", ".join(filter(None, (group, layers))),
+            about=_subject(group, these),
             kind=KIND,
             evidence=f"{len(these)} weights, such as {these[0].main}",
         )
@@ -172,11 +171,10 @@ def _wrong_group_size(own: Label, matrices: Sequence[_Matrix]) -> Iterator[Fact]
     if _has_several_group_sizes(own):
         return
     for (group, size), these in _other_group_sizes(own, matrices).items():
-        layers = weights.layers_text(each.layer for each in these)
         yield Fact(
             required=f"{own.group_size} values per scale ({own.name} in {own.file})",
             observed=f"{size} values per scale",
-            about=", ".join(filter(None, (group, layers))),
+            about=_subject(group, these),
             kind=KIND,
             evidence=f"{len(these)} weights, such as {these[0].main}",
         )
@@ -262,11 +260,10 @@ def _facts(own: Label, wrong: Iterable[_Matrix]) -> Iterator[Fact]:
         groups.setdefault(key, []).append(each.weight)
     said = f"{own.name} in {own.file}" if own.name else f"no quantization_config in {own.file}"
     for (group, required, observed), these in groups.items():
-        layers = weights.layers_text(each.layer for each in these)
         yield Fact(
             required=f"{required} ({said})",
             observed=observed,
-            about=", ".join(filter(None, (group, layers))),
+            about=_subject(group, these),
             kind=KIND,
             evidence=f"{len(these)} weights, such as {these[0].main}",
         )
@@ -322,14 +319,19 @@ def _missing_matrices(held: Sequence[Weight]) -> Iterator[Fact]:
                 if name not in own:
                     missing.setdefault((stored[0].group, name), []).append(stored[0])
         for (group, name), these in missing.items():
-            layers = weights.layers_text(each.layer for each in these)
             yield Fact(
                 required=f"{', '.join(together)}, as in other layers",
                 observed=f"no {name}",
-                about=", ".join(filter(None, (group, layers))),
+                about=_subject(group, these),
                 kind=KIND,
                 evidence=f"{len(these)} modules, such as the one of {these[0].main}",
             )
+
+
+def _subject(group: str, held: Iterable[Weight]) -> str:
+    """Return the part of the model that weights belong to, with the numbers of their layers."""
+    layers = weights.layers_text(each.layer for each in held)
+    return f"{group}, {layers}" if layers else group
 
 
 def number(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
