@@ -2,6 +2,8 @@
 
 import pytest
 
+from sm121.core import architecture
+
 SMOKE = "tests/test_smoke.py"
 
 
@@ -59,3 +61,8 @@ def test_a_level_test_without_applies_to_is_refused(run_pytest, tmp_path):
     file.write_text("import pytest\n@pytest.mark.smoke\ndef test_it(): pass\n")
     status, run = run_pytest("-p", "sm121.plugin", str(file))
     assert status == 4 and "applies_to" in run.output, run.output
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda:1", 1), ("cuda", 0), ("cpu", 0)])
+def test_the_number_of_a_gpu(device, number):
+    assert architecture.gpu_number(device) == number

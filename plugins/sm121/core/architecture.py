@@ -20,6 +20,7 @@ __all__ = [
     "detect",
     "expected",
     "gpu_count",
+    "gpu_number",
     "opened_nvml",
     "parse",
     "require_device",
@@ -56,6 +57,19 @@ def expected(marked: Sequence[str]) -> str:
     return here
 
 
+def gpu_number(device: str) -> int:
+    """Return the number of a GPU, for example 1 for ``cuda:1``.
+
+    Args:
+        device: The name of a torch device.
+
+    Returns:
+        The number; 0 for a name without one.
+    """
+    number = device.partition(":")[2]
+    return int(number) if number.isdecimal() else 0
+
+
 def require_device(name: str) -> None:
     """Check that this machine has a device.
 
@@ -75,5 +89,5 @@ def require_device(name: str) -> None:
         evidence = f"this machine has no GPU ({detected.evidence})"
         raise UsageError(f"--device {name}: expected cpu, {evidence}")
     count = max(1, gpu_count())
-    if int(number or 0) >= count:
+    if gpu_number(name) >= count:
         raise UsageError(f"--device {name}: expected cpu or cuda:0 to cuda:{count - 1}")

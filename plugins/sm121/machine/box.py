@@ -18,7 +18,7 @@ import psutil
 from pydantic import Field, ValidationError
 
 from sm121.compilation import child
-from sm121.core import data_file, waiting
+from sm121.core import architecture, data_file, waiting
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
 from sm121.engines import device_memory
@@ -241,8 +241,7 @@ def _gpu_users(
     if serving and not gpus:
         return _GpuUsers(None, sorted(set().union(*users.values()) - run_pids))
     if not gpus:
-        number = device.partition(":")[2]
-        gpus = {int(number) if number.isdigit() else 0}
+        gpus = {architecture.gpu_number(device)}
     pids: set[int] = set()
     for gpu in gpus:
         pids |= users.get(gpu, set())

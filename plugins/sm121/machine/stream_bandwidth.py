@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sm121.core.architecture import opened_nvml
+from sm121.core.architecture import gpu_number, opened_nvml
 from sm121.core.errors import Sm121Error
 from sm121.measure.statistics import Floats
 
@@ -295,8 +295,7 @@ def under_load(device: str) -> dict[str, Any]:
     duration_s = gpu_second(torch, lambda: torch.matmul(matrix, matrix))
     for _ in range(max(1, int(_LOADED_S / duration_s))):
         torch.matmul(matrix, matrix)  # asynchronous: the device works during the readings
-    number = device.partition(":")[2]
-    index = int(number) if number.isdigit() else 0
+    index = gpu_number(device)
     readings = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
     torch.cuda.synchronize()
     return readings
