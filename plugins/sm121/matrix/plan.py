@@ -164,7 +164,7 @@ def ordered(
     result: list[Planned] = []
     while waiting:
         if not result:
-            of_baseline = [start for start in waiting if "baseline" in start[0].why]
+            of_baseline = [start for start in waiting if start[0].cell == space.baseline]
             candidates = of_baseline or waiting
             last: Cell = space.baseline
         else:
