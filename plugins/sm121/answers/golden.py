@@ -204,7 +204,7 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
     if golden.doubt is not None:
         raise UsageError(
             f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them again: "
-            "pytest -m sm121 --record-golden=PATH"
+            "pytest tests/test_correctness.py --record-golden=PATH"
         )
 
 
