@@ -98,10 +98,10 @@ def _stored(value: float, length: float | None) -> StoredMetric:
         pytest.param(
             91.0,
             2.4,
-            "no slower (+13.7%): the drafts are worse, not the kernels",
-            id="91.0, 2.4, no slower (+13.7%): the drafts are worse",
+            "no slower (+13.7% steps a second): the drafts are worse, not the kernels",
+            id="91.0, 2.4, no slower (+13.7% steps a second)",
         ),
-        (80.0, 2.7, "the steps are slower, too"),
+        (80.0, 2.7, "the steps are slower, too (-11.1% steps a second)"),
         pytest.param(
             80.0,
             3.0,

@@ -157,7 +157,7 @@ def test_a_change_shows_bytes_per_token_and_share_of_the_bound():
     text = changed(now, metric("tg32@d0", [59.4] * 8, roofline=0.716, bytes_per_token=2.83e9)).text
     assert "33 tok/s (73% of the bound of 5.17 GB a token) against 59.4" in text
     assert "(72% of the bound of 2.83 GB a token)" in text
-    assert "against 59.4 (1 stored runs)" in changed(now, metric("tg32@d0", [59.4] * 8)).text
+    assert "against 59.4 (1 stored run)" in changed(now, metric("tg32@d0", [59.4] * 8)).text
     share = {"roofline": 0.727, "bytes_per_token": 5.17e9}
     now, older = (
         stored_benchmarks.of_benchmarks("0001", "", [stored(**fields)]).metrics["tg32@d0"]

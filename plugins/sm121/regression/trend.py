@@ -183,9 +183,10 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     shown_bounds = ""
     if bounds is not None:
         shown_bounds = f", ratio to the latest {bounds[0]:.3f} to {bounds[1]:.3f} (95 %)"
+    runs = "1 stored run" if len(earlier) == 1 else f"{len(earlier)} stored runs"
     words = (
         f"{number(now.value)} {now.unit}{now.of_bound} against {number(level)}"
-        f"{latest.of_bound} ({len(earlier)} stored runs), {abs(worse):.1%} {direction}"
+        f"{latest.of_bound} ({runs}), {abs(worse):.1%} {direction}"
         f"{shown_bounds}; {allowed:.0%} allowed"
     )
     judgement = _Judgement(Verdict.PASS, "")
@@ -270,13 +271,13 @@ def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -
         )
     steps = (now.value / accepted_now) / (before.value / accepted_before)
     slower = 1.0 - steps
+    change = f"{-slower:+.1%} steps a second"
     fell = f"; acceptance fell from {accepted_before:.2f} to {accepted_now:.2f} tokens a step"
     if slower <= allowed:
         return (
-            f"{fell}, and the steps are no slower ({-slower:+.1%}): "
-            "the drafts are worse, not the kernels"
+            f"{fell}, and the steps are no slower ({change}): the drafts are worse, not the kernels"
         )
-    return f"{fell}, and the steps are slower, too ({-slower:+.1%})"
+    return f"{fell}, and the steps are slower, too ({change})"
 
 
 def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
