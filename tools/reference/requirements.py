@@ -4,13 +4,18 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.core.profile_fields import LEVELS
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL, LEVELS
 from tools.reference import originals
 from tools.reference.markdown import MADE_BY, cell
 
-_SHOWN_MARKS = ("slow", "ab_run")
-_OPTIONAL_MARKS = (*_SHOWN_MARKS, "asked_for")
+#: The profile whose plans the page shows: that of the real model on a GB10.
+PROFILE = "sm121-gpt-oss-120b"
+#: The option with which a test runs, by the marker that requires it.
+_OPTIONS = {"slow": "--slow", "ab_run": "--ab A B"}
+_OPTIONAL_MARKS = (*_OPTIONS, "asked_for")
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,10 @@ class Requirement:
     name: str
     text: str
     applies_to: tuple[str, ...]
+    #: The names of the markers of the test and of its module.
     marks: tuple[str, ...]
+    #: The option without which the test does not run; empty if it needs none.
+    option: str
     varied: tuple[str, ...]
     """The names of the parameters over which the test is repeated."""
     optional: bool = False
@@ -54,6 +62,7 @@ def read_levels(folder: Path) -> list[LevelModule]:
 def page(folder: Path, docs: Path) -> str:
     """Return docs/requirements.md."""
     modules = read_levels(folder)
+    chosen = profile.load(PROFILE)
     count = sum(len(module.requirements) for module in modules)
     lines = [
         "# What each level requires",
@@ -62,19 +71,32 @@ def page(folder: Path, docs: Path) -> str:
         f"There are {count} tests in {len(modules)} levels. Many of them run several times, for "
         "example once for each depth, shape, prompt or request. If the smoke level fails, no "
         "other level runs.",
+        "",
+        f"The column `in plan` gives the smallest plan of the profile `{PROFILE}` that contains "
+        "the test; each larger plan contains it too (quick, merge, full; [plans](plans.md)). If "
+        "the column gives an option, the test runs only with this option.",
     ]
     for module in modules:
         lines += ["", f"## {module.level}", "", *module.text.split("\n"), ""]
-        lines += ["| test | requires | applies to |", "|---|---|---|"]
+        lines += ["| test | requires | applies to | in plan |", "|---|---|---|---|"]
         for item in module.requirements:
             over = ""
             if item.varied:
-                over = f" Parametrized by: {', '.join(item.varied)}."
-            marks = "".join(f" ({mark})" for mark in item.marks)
+                names = " and ".join(f"`{name}`" for name in item.varied)
+                over = f" Runs once for each value of {names}."
             applies = ", ".join(item.applies_to) or "all"
-            lines.append(f"| `{item.name}` | {cell(item.text)}{over}{marks} | {applies} |")
+            plan = f"`{item.option}`" if item.option else _smallest_plan(chosen, module, item)
+            lines.append(f"| `{item.name}` | {cell(item.text)}{over} | {applies} | {plan} |")
     lines += ["", *originals.counts(docs)]
     return "\n".join(lines) + "\n"
+
+
+def _smallest_plan(chosen: Profile, module: LevelModule, item: Requirement) -> str:
+    """Return the first of the plans quick, merge and full that contains a test."""
+    for name in (*chosen.plans, FULL):
+        if chosen.plan(name).asks(module.level, item.name, item.marks):
+            return name
+    raise LookupError(f"{item.name}: expected a test of the plan {FULL}")
 
 
 def _module(file: Path) -> LevelModule:
@@ -109,10 +131,21 @@ def _requirement(file: Path, node: ast.FunctionDef, general: tuple[str, ...]) ->
         name=node.name,
         text=text,
         applies_to=_applies_to(marks) or general,
-        marks=tuple(name for name, _ in marks if name in _SHOWN_MARKS),
+        marks=tuple(name for name, _ in marks),
         varied=tuple(varied),
         optional=any(name in _OPTIONAL_MARKS for name, _ in marks),
+        option=_option(marks),
     )
+
+
+def _option(marks: list[tuple[str, tuple[str, ...]]]) -> str:
+    """Return the option without which a test does not run; empty if it needs none."""
+    for name, arguments in marks:
+        if name in _OPTIONS:
+            return _OPTIONS[name]
+        if name == "asked_for" and arguments:
+            return arguments[0]
+    return ""
 
 
 def _module_marks(node: ast.stmt) -> list[tuple[str, tuple[str, ...]]]:
