@@ -10,6 +10,13 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def code(text: str) -> str:
+    """Format code for a cell of a table, where a bar would end the cell."""
+    if "|" in text:
+        return f"<code>{text.replace('|', '&#124;').replace('<', '&lt;')}</code>"
+    return f"`{text}`"
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return a table in Markdown. The cells are Markdown already."""
     return [

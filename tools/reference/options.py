@@ -16,7 +16,7 @@ from pytest_gpu_arch import markers
 from pytest_gpu_arch import plugin as gpu_arch
 from pytest_llm_server import options as llm_server
 from sm121.plugin import MODULES, options
-from tools.reference.markdown import MADE_BY, cell, table
+from tools.reference.markdown import MADE_BY, cell, code, table
 
 if TYPE_CHECKING:
     import pytest
@@ -92,13 +92,6 @@ def fixtures() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _code(text: str) -> str:
-    """Format code for a cell of a table, where a bar would end the cell."""
-    if "|" in text:
-        return f"<code>{text.replace('|', '&#124;')}</code>"
-    return f"`{text}`"
-
-
 def _groups(every: list[Option]) -> list[str]:
     """Return the options of each group, with a heading and a table."""
     lines = []
@@ -107,7 +100,7 @@ def _groups(every: list[Option]) -> list[str]:
         rows = []
         for option in every:
             if option.group == group:
-                rows.append((_code(option.shown), cell(option.help)))
+                rows.append((code(option.shown), cell(option.help)))
         lines += table(("option", "meaning"), rows)
     return lines
 
@@ -136,7 +129,8 @@ def page() -> str:
         "## Fixtures",
         "",
         "The tests of the levels use these fixtures. Tests of another project can use them as "
-        "well ([Python API](python-api.md)).",
+        "well, but only the fixtures in [the table of stable names](python-api.md#stable-names) "
+        "keep their names and behaviour.",
         "",
         *table(("fixture", "meaning"), [(f"`{n}`", cell(t)) for n, t in fixtures().items()]),
     ]  # fmt: skip

@@ -245,7 +245,7 @@ def test_the_documents_have_every_argument_of_every_command():
     assert {*sections} == {*commands}
     for name, command in commands.items():
         words = [a for a in command._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
-        rows = re.findall(r"^\| `(.*?)` \|", sections[name], re.M)
+        rows = re.findall(r"^\| (?:`|<code>)(.*?)(?:`|</code>) \|", sections[name], re.M)
         assert len(rows) == len(words), (name, rows)
         named = {word for row in rows for word in re.findall(r"--?[a-z][a-z-]*", row)}
         assert {flag for argument in words for flag in argument.option_strings} <= named, name

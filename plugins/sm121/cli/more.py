@@ -92,8 +92,8 @@ def _add_golden(commands: Commands) -> None:
         "golden",
         _golden,
         (
-            "compute the reference answers to the fixed prompts from a gpt-oss checkpoint of any "
-            "size"
+            "compute the oracle's reference answers from a gpt-oss checkpoint of any size, for "
+            "pytest --reference. The file is no golden file, which --record-golden writes"
         ),
     )
     parser.add_argument(
@@ -109,8 +109,8 @@ def _add_golden(commands: Commands) -> None:
         dest="output",
         required=True,
         help=(
-            "file to write, for use with pytest --reference FILE. If the command is interrupted, "
-            "the same command continues from FILE.partial"
+            "file to write, such as oracle.json. If the command is interrupted, the same command "
+            "continues from FILE.partial"
         ),
     )
     parser.add_argument(

@@ -45,17 +45,17 @@ def _add_sizes(add: AddOption) -> None:
         "--depth",
         metavar="LIST",
         help=(
-            "additional numbers of context tokens before the measured prompt, for example "
-            "1024,65536 (default: only the profile's numbers)"
+            "measure additionally with these numbers of context tokens before the prompt, for "
+            "example 1024,65536. To measure only with some numbers, use --depths"
         ),
     )
     add(
         "--depths",
         metavar="LIST",
         help=(
-            "measure only with these numbers of context tokens, for example 0,4096 (default: all "
-            "of the profile's). Gates at other depths are not judged, and the last line lists "
-            "them"
+            "measure only with these numbers of context tokens, for example 0,4096 (default: those "
+            "of the plan). To add a number, use --depth. Gates at other depths are not judged, and "
+            "the last line lists them"
         ),
     )
     add(
@@ -70,8 +70,8 @@ def _add_sizes(add: AddOption) -> None:
         "--concurrency",
         metavar="LIST",
         help=(
-            "additional numbers of concurrent streams, for example 3,6 (default: only the "
-            "profile's numbers)"
+            "additional numbers of concurrent streams whose rates are measured, for example 3,6 "
+            "(default: only the profile's numbers); --crowd sets the number for the stress level"
         ),
     )
     add(

@@ -399,10 +399,10 @@ def agreement_bound(server: Server, profile: Profile) -> level_settings.Agreemen
 
 @pytest.fixture
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
-    """How often a request may be sent until two answers agree.
+    """How many answers to one request a test may compare until one equals the expected answer.
 
-    This is once if the engine documents that answers are reproducible. Otherwise it is often enough
-    that two tokens with the same probability (within the noise) can both appear.
+    One if the profile requires equal tokens. Otherwise three, because either of two tokens with
+    the same probability (within the noise) may be chosen. A failed request is not repeated.
     """
     if agreement_bound.fork == 0:
         return 1

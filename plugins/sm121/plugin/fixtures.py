@@ -256,7 +256,7 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
 
 @pytest.fixture
 def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
-    """The server under test, as the model that takes the profile's exam."""
+    """The exam of the profile: sends its questions to the server under test, and judges answers."""
     return exams.Candidate(
         api, judge, exam.load(profile.correctness.exam), conformance.run.record.remark
     )

@@ -185,5 +185,5 @@ def _level(config: pytest.Config, session: Session) -> MatrixLevel:
 
 @pytest.fixture(scope="session")
 def matrix(conformance: Session, pytestconfig: pytest.Config) -> MatrixLevel:
-    """The cells of the matrix plan. A cell runs when its test judges it."""
+    """The cells of the matrix plan. Each cell's test starts the cell's server and examines it."""
     return _level(pytestconfig, conformance)

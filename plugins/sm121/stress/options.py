@@ -21,15 +21,15 @@ def add_options(add: AddOption) -> None:
         "--requests",
         metavar="N",
         help=(
-            "number of requests that a load sends, for example 200 (default: the profile's "
-            "number); STRESS_REQUESTS in the testing guide"
+            "number of requests that a load of the stress level sends, for example 200 (default: "
+            "the profile's number)"
         ),
     )
     add(
         "--crowd",
         metavar="N",
         help=(
-            "number of requests that run at the same time, for example 8 (default: the profile's "
-            "number); STRESS_CONCURRENCY in the testing guide"
+            "number of requests of the stress level that run at the same time, for example 8 "
+            "(default: the profile's number); --concurrency is for measured rates"
         ),
     )
