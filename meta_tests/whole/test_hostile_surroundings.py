@@ -272,7 +272,7 @@ def test_a_metric_without_a_number_is_unknown(no_number):
     assert "running" not in delta
     assert "generated" not in delta, "what was there before is not known"
     remarks = "\n".join(findings.unproven)
-    assert "other clients: /metrics has no number of running" in remarks
+    assert "other clients: /metrics does not count running" in remarks
     assert "no number of generated tokens" in remarks
     assert metrics.total(text, "vllm:prefix_cache_hits_total") is None
 

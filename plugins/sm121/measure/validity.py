@@ -287,7 +287,7 @@ def check_counters(
     missing = [name for name in ("running", "waiting") if name not in delta]
     if missing:
         findings.not_checked(
-            f"other clients: /metrics has no number of {' and '.join(missing)} requests"
+            f"other clients: /metrics does not count {' and '.join(missing)} requests"
         )
     busy = int(delta.get("running", 0) + delta.get("waiting", 0))
     if busy and whole:  # an abandoned request may still run
@@ -319,7 +319,7 @@ def _check_generated(
     """Compare the counter of generated tokens with the tokens that arrived."""
     generated = delta.get("generated")
     if generated is None:
-        findings.not_checked("tokens by counters: /metrics has no number of generated tokens")
+        findings.not_checked("tokens by counters: /metrics does not count generated tokens")
         return
     arrived = sum(tokens_of(answer, clock) for answer in answers)
     if generated > arrived and all(answer.ok for answer in answers):
