@@ -115,8 +115,8 @@ def test_the_provider_follows_what_a_gb10_logs(of_log):
             "vllm",
             {},
             "fused_moe",
-            "nothing shows which moe serves",
-            id="sm121, vllm, fused_moe, nothing shows which moe serves",
+            "no evidence shows which moe the server uses",
+            id="sm121, vllm, fused_moe, no evidence shows which moe the server uses",
         ),
         pytest.param(
             "sm121",

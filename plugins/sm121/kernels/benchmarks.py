@@ -131,7 +131,7 @@ def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: 
     if not 0 < share <= _MARGIN:
         raise Invalid(
             Fact(
-                "of the measured bandwidth at most",
+                "a share of the measured bandwidth of at most",
                 "of the bandwidth: the kernel did not do all its work, or its data came from a "
                 "cache",
                 case.name,
@@ -196,12 +196,14 @@ def _judge_rows(
 
 def _find_unwritten(output: Tensor) -> list[Fact]:
     if not bool(output.isfinite().all()):
-        return [Fact("finite values throughout", "others")]
+        return [Fact("finite values", "infinity or NaN")]
     whole = output.shape[-1] // _ZERO_COLUMNS * _ZERO_COLUMNS
     blocks = output[..., :whole].unflatten(-1, (-1, _ZERO_COLUMNS))
     zero = int((blocks == 0).all(-1).sum())
     if zero:
-        return [Fact(f"{_ZERO_COLUMNS} adjacent elements that are not all zero", f"{zero} times")]
+        return [
+            Fact(f"no {_ZERO_COLUMNS} adjacent elements that are all zero", f"{zero} such groups")
+        ]
     return []
 
 

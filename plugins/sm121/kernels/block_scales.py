@@ -66,7 +66,7 @@ class Projection:
             return []
         return [
             Fact(
-                "a wrong scale of one block to explain a share of the error of at most",
+                "one wrong block scale to explain a share of the error of at most",
                 about="block scale",
                 value=self.share,
                 limit=LIMIT,

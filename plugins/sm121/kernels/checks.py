@@ -82,7 +82,7 @@ class _Run:
 
     def fault(self, error: Exception) -> DeviceFault:
         operation = f"{self.declared.name}'s {self.problem.operation}"
-        required = f"{self.declared.device} still computes after {operation}"
+        required = f"{self.declared.device} to compute after {operation}"
         return DeviceFault(Fact(required, str(error).splitlines()[0]))
 
 
@@ -213,7 +213,8 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
     run = _prepare_run(provider, problem)
     if problem.operation not in run.declared.graphs:
         raise Inapplicable(
-            f"provider {run.declared.name} does not declare {problem.operation} capturable"
+            f"provider {run.declared.name} does not list {problem.operation} in `graphs`, the "
+            "operations that can be captured in a CUDA graph"
         )
     arguments = run.copy_arguments()
     read_anew = ACTIVATIONS[problem.operation]

@@ -67,8 +67,9 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
             Fact(
                 "exact values",
                 f"{int(wrong.sum())} of {wrong.size} wrong",
-                evidence=f"first at row {row}, column {column}: {observed[row, column]} for "
-                f"{expected[row, column]}, scale byte {scales[row, column // mxfp4.BLOCK]}",
+                evidence=f"first at row {row}, column {column}: {observed[row, column]} "
+                f"instead of {expected[row, column]}, scale byte "
+                f"{scales[row, column // mxfp4.BLOCK]}",
             )
         ]
 

@@ -42,7 +42,7 @@ def roundings(declared: Declaration) -> moe.Roundings:
     if declared.activations != "mxfp8" or declared.mxfp8_scale_rule is None:
         raise TypeError(
             f"provider {declared.name}: expected activations of e4m3, bfloat16, or mxfp8 with an "
-            f"mxfp8_scale_rule, not {declared.activations} with {declared.mxfp8_scale_rule}"
+            f"mxfp8_scale_rule, got {declared.activations} with {declared.mxfp8_scale_rule}"
         )
     return moe.mxfp8_activations(mxfp8.ScaleRule(declared.mxfp8_scale_rule))
 
@@ -74,18 +74,18 @@ def route(case: cases.RouteCase) -> Problem:
 def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: Any) -> list[Fact]:
     """Check routing weights and experts. `best`: each token's k largest logits in float64."""
     if not (isinstance(output, tuple) and len(output) == 2):
-        return [Fact("shares and experts", describe(output))]
+        return [Fact("weights and numbers of the experts", describe(output))]
     shares, chosen = output
     shape = (case.tokens, case.top_k)
     if tuple(shares.shape) != shape or tuple(chosen.shape) != shape:
-        return [Fact(f"{shape} twice", f"{describe(shares)}, {describe(chosen)}")]
+        return [Fact(f"two tensors of shape {shape}", f"{describe(shares)}, {describe(chosen)}")]
     chosen = chosen.cpu().long()
     if not case.tokens:
         return []
     if int(chosen.min()) < 0 or int(chosen.max()) >= case.experts:
         return [Fact(f"experts 0..{case.experts - 1}", "others")]
     if any(len(set(experts)) < case.top_k for experts in chosen.tolist()):
-        return [Fact("k different experts per token", "one twice")]
+        return [Fact("k different experts per token", "the same one twice")]
     # A provider may choose any of several equal logits, and any logit whose softmax underflows in
     # float32.
     logit = logits.double().gather(-1, chosen)

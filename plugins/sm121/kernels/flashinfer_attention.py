@@ -215,7 +215,9 @@ class FlashInferAttention:
 
 def _require_sinks(sinks: Tensor | None) -> None:
     if sinks is None:
-        raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
+        raise NotRun(
+            "FlashInfer's sink wrapper requires sinks; FlashInfer has another kernel without them"
+        )
 
 
 def _as_given(cache: Tensor) -> Tensor | tuple[Tensor, ...]:

@@ -117,7 +117,7 @@ def judge_blocks(
     wrong = []
     off = np.abs(elements * scale - blocks).max(-1, initial=0.0)
     if (off > np.maximum(amax, _LEAST_SIZE)).any():
-        wrong.append(Fact("decoded values near the inputs", "an error above the largest value"))
+        wrong.append(Fact("decoded values near the inputs", "an error above the block's maximum"))
     mismatches = {}
     for rule in candidates:
         differs = oracle.choose_scale(amax, rule) != scales
@@ -128,7 +128,7 @@ def judge_blocks(
         wrong.append(
             Fact(
                 f"every scale according to the rule {rule_name}",
-                f"another scale in {least} of {scales.size} blocks; declare the rule or follow one",
+                f"another scale in {least} of {scales.size} blocks; declare the rule of the kernel",
             )
         )
     nearest = table[oracle.encode_elements((blocks / scale).reshape(values.shape))]

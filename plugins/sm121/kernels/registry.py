@@ -65,7 +65,7 @@ def check_name(name: str) -> None:
         ) from error
     if spec is None:
         raise UsageError(
-            f"--kernel-provider {name}: expected an importable module, there is no {module}"
+            f"--kernel-provider {name}: expected an importable module, got none named {module}"
         )
 
 

@@ -156,7 +156,7 @@ def _choose(
                 attention_decode=facts["attention_decode"] if rule.attention_decode else None,
             )
     if value is None:
-        why = f"nothing shows which {named} serves, so that no provider can be chosen to test it"
+        why = f"no evidence shows which {named} the server uses, so no provider can be chosen"
     else:
         why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
     remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"

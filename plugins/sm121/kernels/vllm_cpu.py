@@ -145,7 +145,7 @@ class VllmCpuProvider:
 
     def _plan_experts(self, inputs: FusedMoe) -> Callable[[], Tensor]:
         if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
-            raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
+            raise NotRun(f"provider {self.name} supports only alpha {_ALPHA} and limit {_LIMIT}")
         w1 = self._prepack(inputs.w1)
         w2 = self._prepack(inputs.w2)
         w1_bias = self._to_precision(inputs.w1_bias)

@@ -169,7 +169,7 @@ class VllmProvider(PlanningProvider):
             NotRun: The constants differ from gpt-oss's, which are compiled into the kernels.
         """
         if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
-            raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
+            raise NotRun(f"provider {self.name} supports only alpha {_ALPHA} and limit {_LIMIT}")
         if not len(inputs.x):
             return None
         hidden = inputs.x.shape[1]
