@@ -69,7 +69,7 @@ def not_idle(endpoint: Endpoint) -> checks.Fault | None:
         if not busy:
             return None
         if time.monotonic() > deadline:
-            required = f"0 within {_IDLE_WITHIN_S:.0f} s of the last answer"
+            required = f"an idle server within {_IDLE_WITHIN_S:.0f} s of the last answer"
             return checks.Fault("not_idle", f"expected {required}, got {', '.join(busy)}")
         time.sleep(_LOOK_EVERY_S)
 
@@ -156,7 +156,7 @@ def read_throughput(
         raise checks.UnderLoad("one request at a time", faults, len(jobs))
     rates = [rate for rate in map(_rate_of, load.outcomes) if rate is not None]
     if not rates:
-        raise verdict.NotRun("no rate: the answers came in one piece")
+        raise verdict.NotRun("the rate is unknown, because each answer came in one piece")
     pids = {process.pid for process in processes()}
     server_s = cpu_after.seconds_of(pids) - cpu_before.seconds_of(pids)
     other_load, _busiest = cpu_after.since(cpu_before)
@@ -210,7 +210,7 @@ def compare_throughput(
         if attempt:
             time.sleep(_WAIT_BETWEEN_READINGS_S)
         after = take()
-        beside = f"while others took {after.other_load:.0%} of the CPU"
+        beside = f"while other processes used {after.other_load:.0%} of the CPU"
         rates = f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
         if after.rate >= least_rate:
             return rates

@@ -196,7 +196,7 @@ class Stress:
         if answer is None or answer.ids is None or answer.prompt_ids is None:
             compared = f"only the first {aftermath.TOKENS} tokens are compared"
             self._run.record.remark(
-                f"long generation: {compared}, since the engine gives no token ids"
+                f"long generation: {compared}, since the engine returns no token ids"
             )
             return
         parts = self.shapes.parts(answer.prompt_ids, answer.ids, answer)
@@ -239,7 +239,9 @@ class Stress:
         kinds = ", ".join(dict.fromkeys(job.kind for job in jobs))
         self._say(f"{name}: no answer belongs to another request ({kinds})")
         if self._crowd.refused:
-            self._run.record.remark(f"{name}: also refused when sent alone: {self._crowd.refused}")
+            self._run.record.remark(
+                f"{name}: left out, because the server refuses them: {self._crowd.refused}"
+            )
 
     def _crowd_size(self, times: int) -> int:
         return size(times, slots(self._run, self._server) or self._player.streams)
@@ -256,7 +258,9 @@ class Stress:
         lasts_s = self._sizes.joining_s.value
         longest = cache.context_tokens(self._server)
         if longest < 2 * LONGEST:
-            raise NotRun(f"prompts of {LONGEST} tokens do not fit well into a context of {longest}")
+            raise NotRun(
+                f"this check needs a context of {2 * LONGEST} tokens, the server has {longest}"
+            )
         source = Joining(self.shapes, self._server.endpoint, most, lasts_s, longest)
         load = self.client.follow(source)
         faults = self._player.faults(load, tails=False)
@@ -269,11 +273,13 @@ class Stress:
         limit = requested_slots(self._run, self._server)
         if limit is None and source.counts and source.missing():
             raise NotRun(
-                "the server's number of concurrent requests is unknown (--server-log shows it)"
+                "the server's maximum number of concurrent requests is unknown; give --server-log"
             )
         source.require_all()
         by = ", ".join(f"{n}: {times}" for n, times in sorted(source.joined.items()))
-        self._say(f"decoding requests that a short prompt joined, and how often: {by}; all correct")
+        self._say(
+            f"short prompts joined N decoding requests (N: times): {by}; all answers are correct"
+        )
 
     def unruly(self) -> None:
         """Send requests whose clients cancel, disconnect or read slowly, and invalid requests."""

@@ -93,7 +93,7 @@ def under_load(
             "expected a server that was stopped while requests were under way, got "
             f"{broken_off} of {len(jobs)} cancelled"
         )
-    return f"{broken_off} requests were cancelled; the last client knew after {longest:.1f} s"
+    return f"{broken_off} requests were cancelled; the last error came after {longest:.1f} s"
 
 
 def _is_broken_off(outcome: JobOutcome, stopped_at: float) -> bool:
