@@ -87,7 +87,7 @@ def test_each_fault_of_a_server_is_reported_at_its_test(project):
     # The limit is 1 s, but on a busy machine it is checked later.
     assert re.search(r"Cause: hang: the server was not ready within \d s", text), text
     assert text.count("Cause: killed: python") >= 3
-    assert "the server does not answer. Cause: hang: it runs and serves no token" in text
+    assert "the server does not answer. Cause: hang: it runs and generates no token" in text
     assert "has ended with status -9, between two tests. Cause: killed: python" in text
     junit = (project / "junit.xml").read_text("utf-8")
     folder = project.parent / "base" / "llm-server"

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _STALLED_AFTER_S = 90.0
 #: Time between SIGTERM and SIGKILL, in seconds.
 _STOP_WITHIN_S = 20.0
-#: After a failed test, a server counts as hung if it serves no token within this many seconds.
+#: After a failed test, a server counts as hung if it generates no token within this many seconds.
 _ANSWERS_WITHIN_S = 10.0
 
 
@@ -172,7 +172,9 @@ class Servers:
             return self._failed(life.managed, what, crashes.of_death(life.managed))
         if test_failed and isinstance(life, ManagedLife) and not life.answers(_ANSWERS_WITHIN_S):
             life.account()
-            cause = crashes.of_hang(f"it runs and serves no token within {_ANSWERS_WITHIN_S:g} s")
+            cause = crashes.of_hang(
+                f"it runs and generates no token within {_ANSWERS_WITHIN_S:g} s"
+            )
             return self._failed(life.managed, "the server does not answer", cause)
         return None
 

@@ -180,7 +180,7 @@ CASES = [
         name="the server logs no request",
         fault=given_log(its_own, "--no-access-log"),
         clean=given_log(its_own),
-        expected="no line of it follows requests",
+        expected="no line about the requests",
         slow=True,
     ),
     Case(
@@ -195,7 +195,7 @@ CASES = [
         name="a copy of the right log, to which a server with a steady load appends",
         fault=given_log(a_copy_that_goes_on(RATES)),
         clean=given_log(its_own),
-        expected="no line of it follows requests",
+        expected="no line about the requests",
         slow=True,
     ),
     Case(
@@ -250,7 +250,7 @@ CASES = [
         name="a copy of the right log, to which another process appends",
         fault=given_log(a_copy_that_goes_on(ACCESS)),
         clean=given_log(its_own),
-        expected="no line of it follows requests",
+        expected="no line about the requests",
         slow=True,
     ),
     Case(
@@ -258,7 +258,7 @@ CASES = [
         name="a copy of the right log, given to a side of --ab",
         fault=log_of_an_ab_side(a_copy),
         clean=log_of_an_ab_side(its_own),
-        expected="no line of it follows requests",
+        expected="no line about the requests",
         slow=True,
     ),
     Case(

@@ -138,14 +138,14 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
         pytest.param(
             (1000.0, 2000.0),
             ("0.32.0",),
-            "the start times of 2",
-            id="1000.0 2000.0, 0.32.0, the start times of 2",
+            "2 different start times",
+            id="1000.0 2000.0, 0.32.0, 2 different start times",
         ),
         pytest.param(
             (1000.0, 2000.0, 3000.0),
             ("0.32.0",),
-            "the start times of 3",
-            id="1000.0 2000.0 3000.0, 0.32.0, the start times of 3",
+            "3 different start times",
+            id="1000.0 2000.0 3000.0, 0.32.0, 3 different start times",
         ),
         pytest.param(
             (1000.0,),

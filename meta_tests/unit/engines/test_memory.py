@@ -278,14 +278,14 @@ def test_device_memory_of_a_process_tree(monkeypatch, driver, held, source):
     ("before", "after", "device", "total", "source"),
     [
         # 7 draws 5
-        pytest.param(nvml(100, {}), nvml(170, {"8": 66}), 71, 81, "NVML by process", id="a GPU"),
-        pytest.param(nvml(None, {}), nvml(None, {"8": 66}), 71, 81, "NVML by process", id="GB10"),
+        pytest.param(nvml(100, {}), nvml(170, {"8": 66}), 71, 81, "(NVML)", id="a GPU"),
+        pytest.param(nvml(None, {}), nvml(None, {"8": 66}), 71, 81, "(NVML)", id="GB10"),
         pytest.param(
             nvml(100, {}),
             nvml(170, {"8": None}),
             70,
             80,
-            "minus the use before the server",
+            "since before the server started",
             id="a container",
         ),
         pytest.param(
@@ -320,7 +320,7 @@ def test_once_processes_are_shown_nothing_else_is_taken_for_the_servers(monkeypa
     reader = ServerMemoryReader(gpu=True)
     assert reader.read({8}, 10).device == 66
     monkeypatch.setitem(sys.modules, "pynvml", nvml(5000, {9: 4900}))
-    source = "resident memory of the processes, and NVML by process"
+    source = "resident memory of the processes, plus their GPU memory (NVML)"
     assert reader.read({8}, 10) == ServerMemory(None, None, source)
 
 

@@ -203,7 +203,7 @@ def test_the_bundle_of_a_hang_has_the_stacks_of_both_nodes(make):
     server.start()
     rank_1(server).send_signal(signal.SIGUSR1)
     state = ManagedLife(server).state()
-    assert isinstance(state, Dead) and "serves no token within" in state.what
+    assert isinstance(state, Dead) and "generates no token within" in state.what
     evidence = managed_evidence.gather(
         server, state.cause, state.what, before=KernelBefore(), secrets=()
     )

@@ -55,7 +55,7 @@ CLUSTER["nodes"] = [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")]
     [
         pytest.param(
             {"nodes": [node("spark1", "10.0.0.1")]},
-            "expected 2 nodes with 1 GPU each; spark1",
+            "expected 2 nodes with 1 GPU each, got spark1",
             id="one node",
         ),
         pytest.param(
@@ -67,7 +67,7 @@ CLUSTER["nodes"] = [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")]
                 ]
             },
             (
-                "expected 2 nodes with 1 GPU each; spark1 10.0.0.1: 1 GPU; spark2 "
+                "expected 2 nodes with 1 GPU each, got spark1 10.0.0.1: 1 GPU; spark2 "
                 "10.0.0.2: 1 GPU; spark3"
             ),
             id="a node more",
@@ -229,7 +229,7 @@ def server(tmp_path, places) -> ManagedServer:
 
 
 TIMED_OUT = "GetTimeoutError: Get timed out"
-LOST = {"Ray has lost it": altered(CLUSTER, {"nodes": CLUSTER["nodes"][:1]})}
+LOST = {"Ray has lost the node": altered(CLUSTER, {"nodes": CLUSTER["nodes"][:1]})}
 LOST[TIMED_OUT] = altered(CLUSTER, {"nodes.1.why": TIMED_OUT})
 
 

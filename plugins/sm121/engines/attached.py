@@ -136,7 +136,7 @@ def several_processes(base_url: str, api_key: str | None) -> str | None:
             versions.add(str(json_of(http, "/version").get("version")))
     if starts and max(starts) - min(starts) > CLOCK_SLACK_S:
         count = len({round(start) for start in starts})
-        signs = f"/metrics shows the start times of {count}"
+        signs = f"/metrics shows {count} different start times"
     elif len(versions) > 1:
         signs = f"/version reports {' and '.join(sorted(versions))}"
     else:

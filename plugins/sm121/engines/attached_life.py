@@ -95,10 +95,10 @@ class AttachedLife:
         if has_bound_word or signs.started or signs.processes or any(signs.counters.values()):
             return None  # after a restart, at least one of these values differs
         return (
-            f"life of the attached server: {self._where}, and it shows neither the start of its "
-            "process nor counters (/metrics): the suite would not detect a restart of the same "
-            "release. Attach to the server's own port, on its machine and as its user, or let "
-            "the server publish /metrics"
+            f"life of the attached server: {self._where}, and the server reports neither its start "
+            "time nor counters (/metrics), so the suite would not detect a restart of the same "
+            "release. Attach to the server's own port, on its machine and as its user, or enable "
+            "/metrics"
         )
 
     @property
@@ -185,7 +185,7 @@ class AttachedLife:
             # file, too.
             follows = until(lambda: self._log_size() != size, _LOGGED_WITHIN_S, every_s=0.05)
             if not follows:
-                sign = f"its log {self._log} no longer shows its answers"
+                sign = f"its log {self._log} no longer contains lines about its answers"
         if sign is None and was_silent:
             sign = "it stopped answering, and now answers again"
         if sign is None:

@@ -203,7 +203,7 @@ def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> _Reason |
     if not until(lambda: mark in _written(log, size_before), _WRITTEN_WITHIN_S, every_s=0.05):
         how = _HOW if log.stat().st_size > size_before else _HOW_TO_FOLLOW
         return _Reason(
-            f"no line of it follows requests that are sent to {endpoint.base_url}; {how}"
+            f"it got no line about the requests that the suite sent to {endpoint.base_url}; {how}"
         )
     line = next(line for line in _written(log, size_before).splitlines() if mark in line)
     answered = _PID.search(line)

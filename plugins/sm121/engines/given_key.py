@@ -25,7 +25,7 @@ def api_key(option: Option) -> str | None:
     key = option("--api-key")
     file = option("--api-key-file")
     if key and file:
-        raise UsageError("--api-key and --api-key-file: expected one of them")
+        raise UsageError("--api-key and --api-key-file: expected one of them, got both")
     if file:
         return _refuse_malformed(f"--api-key-file {file}", _content(file))
     if key:

@@ -191,7 +191,7 @@ class ManagedLife:
         if self.managed.configuration.span is not None:
             within_s = bounds().token_within_s.value
             served = self.answers(within_s)
-            return None if served else f"the server serves no token within {within_s:g} s"
+            return None if served else f"the server generates no token within {within_s:g} s"
         with self.managed.endpoint.http(timeout_s=10.0) as http:
             try:
                 answer = f"{http.get('/health').status_code}"
@@ -215,7 +215,7 @@ class ManagedLife:
             name = str(ended[pid]["name"])
             if status in FATAL:
                 by = signal.Signals(-status).name
-                return f"process {name} ({pid}) of the server ended by {by}"
+                return f"process {name} ({pid}) of the server was ended by {by}"
             if name.startswith(OF_ENGINES):
                 return f"process {name} ({pid}) of the engine ended with status {status}"
         ended_pids = {pid for pid in self._needed if pid in ended or not psutil.pid_exists(pid)}
@@ -224,7 +224,7 @@ class ManagedLife:
         if new and not self.answers(_ANSWERS_WITHIN_S):
             listed = ", ".join(str(pid) for pid in sorted(new))
             return (
-                f"of the server's processes {listed} ended, and the server does not answer any more"
+                f"processes {listed} of the server ended, and the server does not answer any more"
             )
         return None
 

@@ -194,7 +194,8 @@ class ManagedServer:
         try:
             redaction.redact_file(log, hidden)
         except OSError as error:
-            why = f"{log.name} may show secrets: {error.strerror or error}"
+            reason = error.strerror or error
+            why = f"{log.name} may contain secrets, which could not be removed: {reason}"
             self.hooks.notify(StartPhase(why))
 
     def _start_once(self) -> Server:

@@ -76,8 +76,9 @@ def master(span: Span) -> tuple[str, int]:
             "a process that this process cannot see (in a container?)"
         )
         raise UsageError(
-            f"--master-addr {span.address}: the port cannot be used ({error.strerror}), held by "
-            f"{who}: an earlier server may still be running; end it, or give another port"
+            f"--master-addr {span.address}: the port cannot be used ({error.strerror}), because "
+            f"it is held by {who}: an earlier server may still be running; end it, or give "
+            "another port"
         ) from error
     return host, port
 
@@ -146,7 +147,7 @@ def check_nodes(configuration: ServerConfiguration) -> list[NodeLook]:
 def _check_facts(node: Node, facts: object, expected: set[str]) -> None:
     if not isinstance(facts, dict) or not expected <= facts.keys():
         raise UsageError(
-            f"{node} expected an agent of this suite's version, got other fields from it. "
+            f"{node}: expected an agent of this suite's version, got other fields. "
             "Install this suite's version on that node"
         )
 

@@ -58,7 +58,7 @@ def check_cluster(configuration: ServerConfiguration, arch: str, ranks: int) -> 
     if len(entries) != span.count:
         listed = "; ".join(_list_resource(entry, key) for entry in cluster["nodes"])
         raise UsageError(
-            f"--launcher ray: expected {span.count} nodes with {ranks} {key} each; {listed}"
+            f"--launcher ray: expected {span.count} nodes with {ranks} {key} each, got {listed}"
         )
     left = [*cluster["groups"], *cluster["holders"]]
     if left:
@@ -206,7 +206,7 @@ class RayNodes:
 
     def _find_fault(self, log: Path) -> ServerError | None:
         reasons: dict[str, str | None] = {}
-        lost = "Ray has lost it"
+        lost = "Ray has lost the node"
         try:
             for entry in _ask(self.configuration)["nodes"]:
                 reasons[entry["name"]] = entry["why"]

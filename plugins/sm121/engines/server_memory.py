@@ -46,19 +46,19 @@ class ServerMemoryReader:
         if self._by_process:
             # None means that the server does not use the GPU yet, or no longer.
             total = None if own_bytes is None else resident + own_bytes
-            return ServerMemory(own_bytes, total, f"{_RESIDENT}, and NVML by process")
+            return ServerMemory(own_bytes, total, f"{_RESIDENT}, plus their GPU memory (NVML)")
         if memory.used is not None and self._used is not None:
             more = max(0, sum(memory.used) - sum(self._used))
             source = (
-                f"{_RESIDENT}, and the GPU memory in use by NVML minus the use before the server "
-                "(NVML does not report memory by process)"
+                f"{_RESIDENT}, plus the increase of the used GPU memory since before the server "
+                "started (NVML does not report memory by process)"
             )
             return ServerMemory(more, resident + more, source)
         if memory.used is None and memory.refused is not None:  # GB10: CPU and GPU share the memory
             more = max(resident, self._available - psutil.virtual_memory().available)
             source = (
-                "the decrease of the machine's available memory since before the server: GPU "
-                "and host share the memory, and NVML does not report it by process "
+                "the decrease of the machine's available memory since before the server started: "
+                "GPU and host share the memory, and NVML does not report it by process "
                 f"({memory.refused})"
             )
             return ServerMemory(None, more, source)

@@ -131,7 +131,8 @@ class Signs:
             before = value[:_LONGEST_VALUE]
             if word in now.words:
                 if now.words[word] != value:
-                    yield f"its {word} is {now.words[word][:_LONGEST_VALUE]}, before {before}"
+                    after = now.words[word][:_LONGEST_VALUE]
+                    yield f"its {word} is {after}, and was {before} before"
             elif word.page in newly_withheld:
                 yield f"its {word} was {before} before, and is missing now"
 
@@ -143,7 +144,7 @@ class Signs:
         if latest - earliest > CLOCK_SLACK_S:
             yield (
                 f"the times in its answers are {now.clock.least:.0f} s ahead of this machine's "
-                f"clock, earlier {self.clock.least:.0f} s"
+                f"clock, and were {self.clock.least:.0f} s ahead before"
             )
 
 

@@ -74,7 +74,7 @@ class StartWatch:
                     deadline = self._later_deadline(started, deadline)
                 idle_s = activity.idle_s()
                 if idle_s >= self.limits.stalled_s:
-                    message = f"the server neither logged nor used the processor for {idle_s:.0f} s"
+                    message = f"the server wrote no log and used no CPU for {idle_s:.0f} s"
                     raise self._failed(ServerStalled, message)
                 time.sleep(_POLL_S)
         finally:

@@ -248,7 +248,7 @@ class _Supervisor:
             if log.is_file():
                 redaction.redact_file(log, redaction.secrets_of(os.environ))
         except OSError as error:
-            _say(f"the log may show secrets: {error}")
+            _say(f"the log may contain secrets that could not be removed: {error}")
 
     def _input_ended(self) -> bool:
         watched = self._processes.watched
