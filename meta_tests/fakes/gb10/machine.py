@@ -54,7 +54,7 @@ class Behind:
 def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
     """Start vLLM, wait until it is ready, and stop it at the end of the block."""
     port = free_port()
-    key = secrets.token_urlsafe(16)
+    key = secrets.token_hex(16)
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint),
         "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port),

@@ -116,6 +116,20 @@ def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
     assert key() != key(), "where nothing can be kept, each is a new one"
 
 
+def test_no_api_key_begins_with_a_hyphen(tmp_path):
+    """SGLang accepts the key only as an argument; argparse refuses a value that begins with a
+    hyphen."""
+    configuration = ServerConfiguration("sglang", "sglang", sys.executable, "none", "canary")
+    limits = StartLimits(1.0, 1.0, 1.0, 1.0)
+    sglang = registry.engine("sglang")
+    keys = {
+        ManagedServer(configuration, sglang, limits, tmp_path, "meta-run").secrets[0]
+        for _ in range(1000)
+    }
+    assert len(keys) == 1000
+    assert not [key for key in keys if key.startswith("-")]
+
+
 def test_api_key_is_random_and_on_no_command_line(make):
     first = make("none")
     second = make("none")

@@ -11,6 +11,15 @@ _NAME = "sm121-api-key"
 _KEY = re.compile(r"[\w-]{32}")
 
 
+def new() -> str:
+    """Return a random API key of 32 hexadecimal digits.
+
+    It must not begin with a hyphen: SGLang accepts the key only as an argument, and argparse reads
+    such a value as an option.
+    """
+    return secrets.token_hex(16)
+
+
 def kept(folder: Path) -> str:
     """Return a random API key, which is stored in an engine's cache and reused while that exists.
 
@@ -23,18 +32,18 @@ def kept(folder: Path) -> str:
             made.
     """
     file = folder / _NAME
-    new = secrets.token_urlsafe(24)
+    made = new()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            _write(file, new)
+            _write(file, made)
         with file.open(encoding="ascii") as opened:
             key = opened.read(100)
             state = os.fstat(opened.fileno())
     except (OSError, UnicodeDecodeError):
-        return new
+        return made
     is_private = state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077
-    return key if is_private and _KEY.fullmatch(key) else new
+    return key if is_private and _KEY.fullmatch(key) else made
 
 
 def _write(file: Path, text: str) -> None:

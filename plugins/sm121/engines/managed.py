@@ -1,6 +1,5 @@
 """A server that the suite starts, watches, and stops with all of its processes."""
 
-import secrets
 import signal
 import time
 import uuid
@@ -65,7 +64,7 @@ class ManagedServer:
     _memory_before: Memory | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self._api_key = secrets.token_urlsafe(24)
+        self._api_key = api_key.new()
         if self.engine.name == "vllm":
             environment = self.engine.environment(self.configuration, api_key="")
             self._api_key = api_key.kept(CompileCaches.of(environment).vllm)
