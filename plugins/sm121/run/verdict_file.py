@@ -308,7 +308,7 @@ class VerdictFile(Record):
     arch: str | None
     profile: str
     question: str | None = None
-    """The question that replaced the profile's own one; null if none did."""
+    """The question that the configuration's gates decide; null if the profile's gates apply."""
     started: str
     duration_s: float = 0.0
     engine: EngineReport
