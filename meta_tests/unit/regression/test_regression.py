@@ -42,6 +42,36 @@ def test_a_noisy_machine_is_inconclusive_and_never_red_by_luck():
     assert decided.count(Verdict.INCONCLUSIVE) > 0
 
 
+#: The rounds of pp512@d512 in two successive runs of one build, on a CPU with two speeds.
+FAST_THEN_SLOW = [9770, 9681, 9726, 9299, 7175]
+FAST = [9770, 9681, 9726, 9750, 9690]
+SLOW = [7191, 6801, 7118, 7000, 6907]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "verdict"),
+    [
+        pytest.param(FAST_THEN_SLOW, SLOW, "INCONCLUSIVE", id="from 2 to 30 % worse"),
+        pytest.param(FAST, SLOW, "FAIL", id="from 26 to 30 % worse"),
+        pytest.param(SLOW, FAST_THEN_SLOW, "PASS", id="better"),
+    ],
+)
+@pytest.mark.parametrize("name", ["pp512@d512", "ttft_p50"])
+def test_a_loss_is_a_failure_only_if_its_whole_interval_is_above_the_limit(
+    name, earlier, now, verdict
+):
+    limits = profile.load("cpu-tiny-gpt-oss").regression
+    if name == "ttft_p50":
+        earlier = 1e6 / np.array(earlier)
+        now = 1e6 / np.array(now)
+    metrics = {name: metric(name, now)}
+    (change,) = regression.compare(metrics, [run(1, metric(name, earlier))], limits)
+    assert change.verdict is Verdict(verdict), change.text
+    if verdict == "INCONCLUSIVE":
+        assert change.is_measured_loss, "it must not become a trusted run"
+        assert "reaches into the allowed loss" in change.text
+
+
 P50 = metric("ttft_p50", rounds(450, 1), quantile=0.5)
 
 ROUNDS = [metric("tg32_c2@d0", [v, v + 1, v - 1]) for v in (60.0, 60.4, 59.7, 60.2)]

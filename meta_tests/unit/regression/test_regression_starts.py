@@ -49,6 +49,22 @@ def test_a_slow_start_blames_no_build_and_hides_none(stored):
     assert verdicts[0.85][Verdict.PASS] == 0 and verdicts[0.85][Verdict.FAIL] > 60, verdicts
 
 
+def _at_two_speeds(generator: np.random.Generator) -> StoredMetric:
+    """Return a start on a machine that has one of two speeds in each round, 30 % apart."""
+    level = 60.0 * generator.normal(1.0, 0.03)
+    speeds = generator.choice([1.0, 0.7], 11)
+    return metric("tg32@d0", level * speeds * generator.normal(1.0, 0.03, 11))
+
+
+def test_a_machine_that_changes_its_speed_during_a_run_blames_no_build():
+    verdicts = Counter()
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        earlier = _at_two_speeds(generator)
+        verdicts[changed(_at_two_speeds(generator), earlier).verdict] += 1
+    assert verdicts[Verdict.FAIL] <= 1 and verdicts[Verdict.INCONCLUSIVE] > 20, verdicts
+
+
 def _of_set(kernels: str, seed: int) -> StoredMetric:
     """Return a start with the fast or the slow set of autotuned kernels, whose rates differ by 8
     %."""

@@ -3,12 +3,13 @@
 A metric has regressed against stored runs if all of these hold:
 
 1. Its median is worse than the median of the last runs by more than the threshold.
-2. Its samples are significantly worse than those of the latest run (Mann-Whitney test).
+2. Its samples are significantly worse than those of the latest run (Mann-Whitney test), and the
+   whole interval of the loss is above the threshold.
 3. It lies outside the scatter of the stored runs (Student's t).
 
-If only the first holds, the verdict is INCONCLUSIVE. `sm121.regression.metric_levels` compares the
-level of a metric with its best level in the history; `sm121.regression.start_pairs` compares pairs
-of starts.
+If the first holds and another one does not, the verdict is INCONCLUSIVE.
+`sm121.regression.metric_levels` compares the level of a metric with its best level in the history;
+`sm121.regression.start_pairs` compares pairs of starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,10 @@ _BETWEEN_RUNS = 0.05
 _STARTS = 16
 #: The Mann-Whitney test is exact up to this number of samples of both runs together.
 _EXACT = 40
+#: The reason for INCONCLUSIVE if a loss is significant, but may be smaller than allowed.
+_MAY_BE_ALLOWED = (
+    ", but the interval reaches into the allowed loss: measure more rounds, or quiet the machine"
+)
 #: The reason for a verdict if there are too few stored runs to estimate their scatter.
 _WITHOUT_SCATTER = {
     Verdict.FAIL: "; a metric that is twice as bad fails without a statistical test",
@@ -179,10 +184,14 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
         return replace(change, verdict=Verdict.FAIL, words=words)
     worse = statistics.relative_loss(now.value, level, now.higher_is_better)
     direction = "worse" if worse > 0 else "better"
-    bounds = interval(now, latest)
     shown_bounds = ""
-    if bounds is not None:
-        shown_bounds = f", ratio to the latest {bounds[0]:.3f} to {bounds[1]:.3f} (95 %)"
+    if level:
+        change = replace(change, ratio=now.value / level)
+        bounds = _interval(now, latest, level)
+        if bounds is not None:
+            low, high = bounds
+            change = replace(change, ci_low=low, ci_high=high)
+            shown_bounds = f", ratio {low:.3f} to {high:.3f} (95 %)"
     runs = "1 stored run" if len(earlier) == 1 else f"{len(earlier)} stored runs"
     words = (
         f"{number(now.value)} {now.unit}{now.of_bound} against {number(level)}"
@@ -192,9 +201,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     judgement = _Judgement(Verdict.PASS, "")
     if worse > allowed:
         words += drafts_or_kernels(now, latest, allowed)
-        judgement = _judge_loss(now, earlier, level, allowed)
-    if level:
-        change = replace(change, ratio=now.value / level)
+        judgement = _judge_loss(now, earlier, change)
     return replace(
         change,
         verdict=judgement.verdict,
@@ -203,10 +210,10 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     )
 
 
-def _judge_loss(
-    now: StoredMetric, earlier: Sequence[StoredMetric], level: float, allowed: float
-) -> _Judgement:
+def _judge_loss(now: StoredMetric, earlier: Sequence[StoredMetric], change: Change) -> _Judgement:
     """Judge a metric that is worse than allowed; NOT_RUN if no evidence shows a regression."""
+    level = change.a or 0.0
+    allowed = change.allowed or 0.0
     latest = earlier[-1]
     needs_scatter = _needs_scatter(now, latest)
     risk_of_samples = _mann_whitney(now, latest)
@@ -223,6 +230,10 @@ def _judge_loss(
     is_significant = risk_of_samples is not None and risk_of_samples < _SIGNIFICANT
     is_outside = risk_of_runs is None or risk_of_runs < _BETWEEN_RUNS
     if (needs_scatter or is_significant) and is_outside:
+        if change.interval is not None and not needs_scatter:
+            _, best = change.interval
+            if best >= -allowed:  # for example, because the machine had two speeds
+                return _Judgement(Verdict.INCONCLUSIVE, f"; {evidence}{_MAY_BE_ALLOWED}")
         return _Judgement(Verdict.FAIL, f"; {evidence}")
     reason = f"; it may be noise ({evidence}): measure more rounds, or quiet the machine"
     return _Judgement(Verdict.INCONCLUSIVE, reason, may_be_noise=True)
@@ -357,23 +368,17 @@ def _risk_by_scatter(now: StoredMetric, earlier: Sequence[StoredMetric]) -> floa
     return float(special.stdtr(len(levels) - 1, -distance / scale))
 
 
-def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | None:
-    """Return the 95 % interval of the ratio of two medians, from the samples of both runs.
+def _interval(now: StoredMetric, latest: StoredMetric, level: float) -> tuple[float, float] | None:
+    """Return the 95 % interval of the ratio of a median to the level of the stored runs.
 
-    The interval does not include the variation from start to start, since each run is one start.
-
-    Args:
-        now: The metric of this run.
-        before: The metric of the other run.
-
-    Returns:
-        The lower and the upper bound. None if the metric is not a median, or if a run has fewer
-        than two samples.
+    The interval has the width of the ratio to the latest run, from the samples of both runs. It
+    does not include the variation from start to start, since each run is one start. None if the
+    metric is not a median, or if a run has fewer than two samples.
     """
-    if min(len(now.samples), len(before.samples)) < 2 or (now.quantile or 0.5) != 0.5:
+    if min(len(now.samples), len(latest.samples)) < 2 or (now.quantile or 0.5) != 0.5:
         return None
-    _, low, high = statistics.ratio_interval(now.samples, before.samples)
-    return low, high
+    _, low, high = statistics.ratio_interval(now.samples, latest.samples)
+    return low * latest.value / level, high * latest.value / level
 
 
 def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[Missing]:
