@@ -14,6 +14,7 @@ import random
 import re
 import secrets
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +50,12 @@ class TimedTexts:
     asker: Asker
     #: The distance within which two tokens are equally likely; None if it is not known.
     bound: AgreementBound | None
-    #: Ids below this number are plain tokens, which do not end a text.
+    #: Ids below this number are plain tokens. Most models have no token below it that ends a text.
     vocabulary: int
     #: The number of answers that were compared. The keys are depth and streams of the cell.
     _looks: Counter[tuple[int, int]] = field(default_factory=Counter)
+    #: The ids of tokens that ended a text. Timed requests forbid them.
+    _ends: set[int] = field(default_factory=set)
 
     def check_cell(self, cell: MeasuredCell) -> None:
         """Repeat some of a cell's new timed requests, and compare the answers.
@@ -115,8 +118,10 @@ class TimedTexts:
             if self.asker.ids(alone) != (ids[at],):
                 # The kernels of a prefill round differently from those of a decode step.
                 position = self.asker.positions(alone)[0]
-                about = f"token {at}, requested alone"
-                self._require_likeliest(ids[at], position, 2 * self._equal_within, about)
+                likelier = self._likelier(ids[at], position, 2 * self._equal_within)
+                if alone.finish_reason == "stop":
+                    likelier = self._without_end(likelier)
+                _require_none(likelier, ids[at], position, f"token {at}, requested alone")
 
     def _check_changed_prompt(
         self, prompt: list[int], first: Position, look: int, salt: str
@@ -189,8 +194,25 @@ class TimedTexts:
             raise NotRun("untimed answer: expected as many tokens as requested, got another number")
         ids = self.asker.ids(answer)
         for at, position in enumerate(self.asker.positions(answer)):
-            self._require_likeliest(ids[at], position, 0.0, f"token {at}, untimed")
+            likelier = self._likelier(ids[at], position, 0.0)
+            if likelier and self._ends_text(prompt, ids[:at], salt):
+                likelier = self._without_end(likelier)
+            _require_none(likelier, ids[at], position, f"token {at}, untimed")
         return answer
+
+    def _ends_text(self, prompt: Prompt, ids: Ids, salt: str) -> bool:
+        """Whether the likeliest token after a prompt and these ids ends the text."""
+        before = prompt + self._text(ids) if isinstance(prompt, str) else prompt + ids
+        alone = self.asker.ask(Request(before, 1, salt=salt, fields={}))
+        return alone.finish_reason == "stop"
+
+    def _without_end(self, likelier: Mapping[int, float]) -> dict[int, float]:
+        """Return tokens without the likeliest one, which ends a text."""
+        if not likelier:
+            return {}
+        end = max(likelier, key=lambda token: likelier[token])
+        self._ends.add(end)
+        return {token: value for token, value in likelier.items() if token != end}
 
     @property
     def _equal_within(self) -> float:
@@ -204,18 +226,26 @@ class TimedTexts:
         least = values[token] - self._equal_within
         return [other for other, value in values.items() if other != token and value >= least]
 
-    def _require_likeliest(self, token: int, position: Position, within: float, about: str) -> None:
-        """Require that a token is the likeliest one of those that do not end a text."""
+    def _likelier(self, token: int, position: Position, within: float) -> dict[int, float]:
+        """Return the plain tokens that are likelier than a token, and do not end a text."""
         values = _by_id(position)
-        plain = [value for other, value in values.items() if other < self.vocabulary]
-        best = max(plain, default=_IMPOSSIBLE)
-        value = values.get(token, _IMPOSSIBLE)
-        observed = f"{values.get(token, 'not among them')}"
-        holds = value >= best - within - _ROUNDING
-        require(holds, "the likeliest", observed, f"{about}: {token}")
+        least = values.get(token, _IMPOSSIBLE) + within + _ROUNDING
+        likelier = {}
+        for other, value in values.items():
+            if value > least and other < self.vocabulary and other not in self._ends:
+                likelier[other] = value
+        return likelier
 
     def _text(self, ids: Ids) -> str:
         return _plain(self.asker.text_of(ids))
+
+
+def _require_none(
+    likelier: Mapping[int, float], token: int, position: Position, about: str
+) -> None:
+    """Require that no token is likelier than this one."""
+    observed = f"{_by_id(position).get(token, 'not among them')}"
+    require(not likelier, "the likeliest", observed, f"{about}: {token}")
 
 
 def _by_id(position: Position) -> dict[int, float]:
