@@ -148,6 +148,18 @@ def test_without_harmony_it_says_how_to_get_it(monkeypatch):
     assert rendering.encoding() is not None
 
 
+def test_a_missing_vocabulary_does_not_lead_to_overwriting_vllms_module(monkeypatch):
+    """If vLLM's own package of harmony cannot load the vocabulary, the message does not advise to
+    install oss-harmony over it."""
+    rendering.encoding.cache_clear()
+    failing = SimpleNamespace(HarmonyEncodingName=SimpleNamespace(HARMONY_GPT_OSS="gpt-oss"))
+    failing.load_harmony_encoding = {}.__getitem__
+    monkeypatch.setitem(sys.modules, "openai_harmony", failing)
+    with pytest.raises(NotRun, match=r"sm121 vocabulary DIR.*separate environment"):
+        rendering.encoding()
+    rendering.encoding.cache_clear()
+
+
 class Counting(Api):
     """A server that reports only the usage, without the parts of a chat that it drops."""
 

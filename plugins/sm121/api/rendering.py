@@ -96,15 +96,16 @@ def encoding() -> "HarmonyEncoding":
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     except ImportError as error:
         raise NotRun(
-            "the rendering of a chat is compared with OpenAI's harmony, which is not installed: "
-            "pip install oss-harmony (it needs no network afterwards)"
+            "the rendering of a chat is compared with OpenAI's harmony, which is not installed. In "
+            "an environment without vLLM: pip install oss-harmony (it needs no network afterwards)"
         ) from error
     try:
         return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except Exception as error:  # HarmonyError, or an error of the package's Rust code
         raise NotRun(
-            f"harmony's vocabulary cannot be loaded ({error}): install oss-harmony, which contains "
-            "it, or set TIKTOKEN_ENCODINGS_BASE to a folder that contains it"
+            f"harmony's vocabulary cannot be loaded ({error}). Write it with sm121 vocabulary DIR "
+            "in a separate environment with oss-harmony, which overwrites a module of vLLM's, and "
+            "set TIKTOKEN_ENCODINGS_BASE=DIR"
         ) from error
 
 
