@@ -307,9 +307,9 @@ def canarys() -> OracleFile:
     [
         pytest.param(1.0, "", id="the-mistake-itself"),
         pytest.param(0.6, "", id="most-of-it"),
-        pytest.param(-0.69, "of another mistake", id="against-it"),
-        pytest.param(1.8, "of another mistake", id="more-than-it"),
-        pytest.param(1.3, "of another mistake", id="a-little-more-than-it"),
+        pytest.param(-0.69, "which shows another mistake", id="against-it"),
+        pytest.param(1.8, "which shows another mistake", id="more-than-it"),
+        pytest.param(1.3, "which shows another mistake", id="a-little-more-than-it"),
     ],
 )
 def test_a_pattern_share_far_from_0_and_1_is_another_fault(canarys, times, says):
@@ -376,7 +376,7 @@ def test_another_rounding_is_named(made):
     others = {"kv=checkpoint": {name: others[name] for name in oracle_texts.ROUNDING_PROMPTS}}
     served = made.model_copy(update={"rounding": "kv=fp8", "other_roundings": others})
     assert "1 other roundings are absent" in absent(served, {})
-    with pytest.raises(AssertionError, match=r"rounded as kv=fp8, .* kv=checkpoint"):
+    with pytest.raises(AssertionError, match=r"rounding as kv=fp8, .* kv=checkpoint"):
         absent(served, others["kv=checkpoint"])
     with pytest.raises(NotRun, match="none of kv=checkpoint can be distinguished from rounding"):
         absent(wide(served), {}, "bf16")

@@ -143,7 +143,7 @@ class Continuations:
             )
         require(
             2 * again_s <= cold_s,
-            "at most half of the cold time,",
+            "a cached prompt to take at most half of the cold time,",
             "",
             f"{length} tokens, sent again",
             value=again_s,

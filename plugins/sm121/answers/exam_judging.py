@@ -55,7 +55,7 @@ def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None
         forbidden.append(unsure)
     for pattern in forbidden:
         if pattern is not None and pattern.search(text):
-            return str(Fact(f"nothing of {pattern.pattern}", observed))
+            return str(Fact(f"no match of {pattern.pattern}", observed))
     if turn.content is not None and not agrees(turn.content, parsed(content)):
         return str(Fact(f"{turn.content}", observed))
     return None

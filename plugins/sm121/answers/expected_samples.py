@@ -219,4 +219,4 @@ class Tally:
         return chance_of(self.hits, self.expected, self.samples)
 
     def __str__(self) -> str:
-        return f"{self.hits} in {self.samples}, {self.expected:.1f} expected"
+        return f"{self.hits} of {self.samples}, {self.expected:.1f} expected"

@@ -179,8 +179,8 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
     differs = compare(observed, pattern.right).max_abs > reference.tolerance.max_abs
     margin = max(_SIGMAS * noise, _ANY_SHARE)
     outside = share < -margin or share > 1 + margin
-    other = "of another mistake" if differs and outside else ""
-    required = "a share (0 is gpt-oss, 1 the mistake) between -0.5 and"
+    other = "which shows another mistake" if differs and outside else ""
+    required = "a share of this mistake (0: as gpt-oss, 1: as the mistake) between -0.5 and"
     require(abs(share) < _HALF, required, other, mistake, value=share, limit=_HALF)
 
 
@@ -230,7 +230,7 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
         if not abs(share) < limit:
             shares[name] = share
     if shares:
-        required = f"rounded as {reference.file.rounding}, a share of another rounding below"
+        required = f"rounding as {reference.file.rounding}, and a share of another rounding below"
         explained = {name: share**2 * clear[name].size for name, share in shares.items()}
         facts = []
         for name in sorted(shares, key=lambda name: -explained[name]):

@@ -63,8 +63,8 @@ class LogProbabilityDifference:
         limits = (
             ("largest difference", self.max_abs, tolerance.max_abs),
             ("mean difference", self.mean_abs, mean),
-            ("largest of likely tokens", self.likely_max_abs, tolerance.likely_max_abs),
-            ("mean of likely tokens", self.likely_mean_abs, likely_mean),
+            ("largest difference of likely tokens", self.likely_max_abs, tolerance.likely_max_abs),
+            ("mean difference of likely tokens", self.likely_mean_abs, likely_mean),
         )
         facts = []
         for name, error, limit in limits:

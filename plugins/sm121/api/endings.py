@@ -54,8 +54,8 @@ def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], 
     options = {"max_tokens": correctness.max_answer_tokens, "stop": [chat.contains]}
     choice = api.chat(chat.question, **options)["choices"][0]
     _, match, rest = sampling.reasoning_and_content(choice["message"]).partition(chat.contains)
-    require(not rest, "nothing after it", choice, f"stop {chat.contains!r}")
-    require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
+    require(not rest, "no text after it", choice, f"stop {chat.contains!r}")
+    require(choice["finish_reason"] == "stop", "finish_reason stop", choice["finish_reason"])
     if match:  # vLLM parses harmony from tokens, and the last token contains the stop string
         remark("a chat's text includes the stop string; OpenAI's API leaves it out")
 
@@ -81,7 +81,7 @@ def stop_string_ends_the_text(api: Api) -> None:
 
     def stops(choice: Json, case: str) -> None:
         right = choice["text"] == before and choice["finish_reason"] == "stop"
-        require(right, f"{before!r} and stop", choice, f"stop {stop!r}: {case}")
+        require(right, f"{before!r} and finish_reason stop", choice, f"stop {stop!r}: {case}")
 
     require_each(stops, (first, second, streamed), ("first", "second", "streamed"))
 
@@ -110,7 +110,7 @@ def stop_token_ends_the_answer(api: Api) -> None:
     generated = choice["token_ids"]
     # Engines differ in whether they return the stop token.
     require(generated in (ids[:index], ids[: index + 1]), ids[: index + 1], generated)
-    require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
+    require(choice["finish_reason"] == "stop", "finish_reason stop", choice["finish_reason"])
 
 
 def special_tokens_are_hidden(api: Api, correctness: Correctness) -> None:
@@ -214,7 +214,7 @@ def ignore_eos_goes_on(api: Api, correctness: Correctness) -> None:
     prompt = correctness.chat_format.prompt
     answer = api.complete(prompt, ignore_eos=True, max_tokens=limit)
     ending = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
-    require(ending == (limit, "length"), f"{limit} and length", ending)
+    require(ending == (limit, "length"), f"{limit} tokens and finish_reason length", ending)
 
 
 def begins_with_the_channel_token(api: Api, correctness: Correctness) -> None:
@@ -301,7 +301,7 @@ def usage_equals_the_ids(api: Api, correctness: Correctness) -> None:
         off = (usage["prompt_tokens"] - prompted, usage["completion_tokens"] - generated)
         required = "usage that equals the number of ids in prompts and answers"
         about = f"{prompt!r} {options}"
-        require(off == (0, 0), required, f"{off} more", about, evidence=f"{usage}")
+        require(off == (0, 0), required, f"differences of {off}", about, evidence=f"{usage}")
 
     prompts = (correctness.chat_format.prompt, PROMPT, [PROMPT, "The capital of Japan is"], PROMPT)
     several = {"max_tokens": 6, "n": 2, "temperature": 1.0}
@@ -354,11 +354,11 @@ def chats_end_in_a_final_message(api: Api, correctness: Correctness) -> None:
         expected = f"content, with usage {answer['usage']}"
         require(content is not None, expected, message, about)
         require(chat.contains in content, f"content with {chat.contains!r}", message, about)
-        require(choice["finish_reason"] == "stop", "stop", choice, about)
+        require(choice["finish_reason"] == "stop", "finish_reason stop", choice, about)
         if reasoning_field and correctness.chat_format.reasoning:
             reasoning = message.get(reasoning_field)
             apart = reasoning and reasoning not in content
-            require(apart, "reasoning apart", message, about)
+            require(apart, "reasoning outside the content", message, about)
 
     require_each(ends_well, repeated, answers)
 
@@ -398,7 +398,7 @@ def chats_are_harmony(api: Api, correctness: Correctness, effort: str) -> None:
     choice = answer["choices"][0]
     ids = choice["token_ids"]
     errors = harmony.violations(ids, finished=choice["finish_reason"] == "stop")
-    require(not errors, "harmony", f"{'; '.join(errors)} in {ids[:12]}...")
+    require(not errors, "tokens in harmony's format", f"{'; '.join(errors)} in {ids[:12]}...")
     finished = choice["message"]["content"] or ids[-1] != harmony.RETURN
     require(finished, "content where <|return|> was reached", choice["message"])
     counted = answer["usage"]["completion_tokens"]

@@ -90,7 +90,7 @@ class Candidate:
         if unasked:
             raise NotRun(
                 f"{len(unasked)} of {len(outcomes)} questions cannot be asked; of the "
-                f"others, {right}. The first: {unasked[0]}"
+                f"others, {right}. The first that cannot be asked: {unasked[0]}"
             )
 
     def recalls(self, tokens: int) -> None:

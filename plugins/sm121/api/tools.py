@@ -62,7 +62,9 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
         expected = [(case.tool, case.arguments)]
         require(observed == expected, f"{case.tool}({case.arguments})", observed, about)
         right = choice["finish_reason"] == "tool_calls" and not spilled(choice["message"])
-        require(right, "tool_calls, and nothing of the call in the content", choice, about)
+        require(
+            right, "finish_reason tool_calls, and no part of the call in the content", choice, about
+        )
 
     require_each(is_called, repeated, choices)
 
