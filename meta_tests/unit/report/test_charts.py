@@ -69,7 +69,7 @@ def test_a_large_rate_has_the_same_digits_everywhere(passed):
     rates = page._charts(passed)["rates"]
     figures = json.dumps([chart.figure for chart in rates])
     assert "y:.5~r" in figures and '"exponentformat": "none"' in figures
-    assert "pp2048 at depth 0: 17280 tok/s (17210 to 17350, 95% sure), PASS" in figures
+    assert "pp2048 at depth 0: 17280 tok/s (17210 to 17350, 95% confidence), PASS" in figures
     assert all(chart.figure["layout"]["separators"] == "." for chart in rates), "no 17,280"
 
 
@@ -213,11 +213,11 @@ def test_each_place_with_a_verdict_of_a_metric_says_how_sure_it_is(passed, start
     metric.confidence = 0.077
     metric.starts = starts
     text = page.html(passed)
-    assert f"8% sure{words}<" in _row(text, "<code>ttft_p99</code>", "</tr>")
-    assert any("95% sure" in cell for row in _decode(passed).rows for cell in row)
+    assert f"8% confidence{words}<" in _row(text, "<code>ttft_p99</code>", "</tr>")
+    assert any("95% confidence" in cell for row in _decode(passed).rows for cell in row)
     passed.run.metrics = {"ttft_p99": metric}
     tile = _row(page.html(passed), "time to first token, p99", "</li>")
-    assert "8% sure<" in tile and "8% sure |" in summary.markdown(passed.run)
+    assert "8% confidence<" in tile and "8% confidence |" in summary.markdown(passed.run)
 
 
 def test_a_metric_without_a_gate_is_shown_as_measured(passed):

@@ -91,7 +91,7 @@ def test_a_percentile_of_too_few_requests_is_no_evidence(tmp_path):
     )
     judged = metric_verdicts.of_run(run, "ttft_p99")
     assert judged.verdict is not Verdict.PASS
-    assert judged.text == "p99 of 8 requests: no evidence (8% confidence; 95% takes 299)"
+    assert judged.text == "p99 of 8 requests: no evidence (8% confidence; 95% needs 299)"
     for text in (summary.markdown(run), page.html(StoredReport(run, tmp_path))):
         assert "p99 of 8 requests: no evidence" in text
     enough = metric_verdicts.of_run(of_requests(299, 0.9505), "ttft_p99")

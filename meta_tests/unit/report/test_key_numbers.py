@@ -236,10 +236,10 @@ def test_the_verdict_of_a_release_answers_both_questions(bound, shown, tmp_path)
     where = f" ({shown} is the upper bound on this machine)" if bound else ""
     lines = closing_lines(report)
     assert lines[-1] == (
-        f"FAIL: tg32@d0 33.55 tok/s: at least 52 FAIL{where}; gate of the releases, 30.2: PASS"
+        f"FAIL: tg32@d0 33.55 tok/s: at least 52 FAIL{where}; gate for releases, 30.2: PASS"
     )
-    assert any(line.endswith("FAIL (releases 30.2: PASS)") for line in lines), lines
-    assert "FAIL; gate of the releases, 30.2: PASS" in summary.markdown(run)
+    assert any(line.endswith("FAIL (gate for releases, 30.2: PASS)") for line in lines), lines
+    assert "FAIL; gate for releases, 30.2: PASS" in summary.markdown(run)
 
 
 def test_sm121_compare_calls_a_number_without_a_gate_measured(tmp_path):

@@ -14,11 +14,12 @@ def interval(metric: MetricReport) -> str:
         metric: The metric's entry in verdict.json.
 
     Returns:
-        The text, for example ``50.1 to 52.3, 95% sure`` or ``95% sure``; empty if neither is known.
+        The text, for example ``50.1 to 52.3, 95% confidence`` or ``95% confidence``; empty if
+        neither is known.
     """
     confidence = ""
     if metric.confidence is not None:
-        confidence = f"{metric.confidence:.0%} sure"
+        confidence = f"{metric.confidence:.0%} confidence"
     if metric.ci_low is None and metric.ci_high is None:
         return confidence if metric.gated else ""
     low = number(metric.ci_low) or "?"

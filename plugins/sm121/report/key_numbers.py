@@ -146,7 +146,9 @@ def _verdict(run: VerdictFile, name: str) -> str:
         return judged.text
     own = run.metrics[name].configuration_gate
     if own is not None:
-        return f"{judged.word} (releases {metric_verdicts.limit(own)}: {own.verdict.value})"
+        return (
+            f"{judged.word} (gate for releases, {metric_verdicts.limit(own)}: {own.verdict.value})"
+        )
     grade = run.metrics[name].grade
     if judged.verdict is Verdict.PASS and grade not in (None, _LOWEST_GRADE):
         return f"{judged.word} ({grade})"
@@ -157,7 +159,7 @@ def _interval(metric: MetricReport) -> str:
     confidence = "" if metric.confidence is None else f"{metric.confidence:.0%}"
     if metric.ci_low is None and metric.ci_high is None:
         if confidence and metric.gated:
-            return f"{confidence} sure"
+            return f"{confidence} confidence"
         return ""
     return number_table.interval(metric.ci_low, metric.ci_high, metric.confidence)
 

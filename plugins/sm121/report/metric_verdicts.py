@@ -53,7 +53,7 @@ def of_metric(name: str, metric: MetricReport) -> MetricVerdict:
         text = f"{verdict.value} ({metric.grade})" if metric.grade else verdict.value
         own = metric.configuration_gate
         if own is not None:
-            text += f"; gate of the releases, {limit(own)}: {own.verdict.value}"
+            text += f"; gate for releases, {limit(own)}: {own.verdict.value}"
         return MetricVerdict(verdict, verdict.value, text)
     if verdict is Verdict.PASS:
         return MetricVerdict(verdict, _MEASURED, _MEASURED, is_measured=True)
@@ -120,7 +120,7 @@ def no_evidence(name: str, metric: MetricReport) -> TooFewRequests | None:
     needed = gate.requests_needed(fraction)
     return TooFewRequests(
         f"p{100 * fraction:g} of {metric.rounds} requests: {how}",
-        f"{sure:.0%} confidence; {statistics.CONFIDENCE:.0%} takes {needed}",
+        f"{sure:.0%} confidence; {statistics.CONFIDENCE:.0%} needs {needed}",
     )
 
 

@@ -103,7 +103,7 @@ def _fewer_bytes(
         return ""
     options = roofline.byte_options({**judged.lacking, **judged.configurations}[best].arguments)
     where = ", which this release lacks," if best in judged.lacking else ""
-    return f"; configuration {best} ({options}){where} reads {least / 1e9:.2f}"
+    return f"; configuration {best} ({options}){where} reads {least / 1e9:.2f} GB"
 
 
 def missing(path: KernelPath) -> list[str]:
