@@ -200,7 +200,7 @@ def test_no_check_that_is_left_is_one_line(run_pytest):
         pytest.param(("health", DEAD), "Start the server, or name the address", id="health"),
         pytest.param(("path", "nosuch.log"), "got no file of that name. Save one: ", id="no-log"),
         pytest.param(
-            ("path", "/dev/null"), "got something that is no file. Save one: ", id="device"
+            ("path", "/dev/null"), "got something that is not a file. Save one: ", id="device"
         ),
     ],
 )

@@ -348,8 +348,8 @@ def test_page_and_summary_show_each_rank(tmp_path):
             ),
             "INFO 11-20 10:00:00 [loggers.py:1] as ever",
             "nccl",
-            r"as node 0 \(rank0.log\) says, the rank at the other end of a connection is gone: "
-            r".*10.0.0.2",
+            r"according to node 0 \(rank0.log\), the rank at the other end of a connection is "
+            r"gone: .*10.0.0.2",
             id="RuntimeError: (gloo/transport/tcp/pair.cc:534) (2)",
         ),
         pytest.param(
@@ -359,7 +359,7 @@ def test_page_and_summary_show_each_rank(tmp_path):
             ),
             None,
             "nccl",
-            r"as node 0 \(rank0.log\) says, .*ip: 10.0.0.2",
+            r"according to node 0 \(rank0.log\), .*ip: 10.0.0.2",
             id="ray.exceptions.ActorDiedError: The actor died because",
         ),
         pytest.param(

@@ -86,8 +86,8 @@ def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
         (None, 2048, 20.0, "gate tpot_p50 of profile sm121-gpt-oss-120b"),
         (None, 4096, 21.3, "gate tg32@d4096 of profile sm121-gpt-oss-120b, as a time"),
         ("stock", 32768, 41.7, "gate tg32@d32768 of configuration stock, as a time"),
-        ("stock", 65536, None, "expected a gate on a rate behind a prompt of 65536 tokens, "
-         "configuration stock has none. Give a shorter --prompt"),
+        ("stock", 65536, None, "configuration stock: expected a gate on a rate after a prompt of "
+         "65536 tokens, got none. Give a shorter --prompt"),
     ],
 )  # fmt: skip
 def test_the_limit_of_a_token_is_that_of_the_configuration(configuration, prompt, token_ms, source):
@@ -336,7 +336,7 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
         (["nothing"], "nothing: expected the URL of a server, a file of a profiler, or a config"),
         (["float32", "--engine-env", "A"], "--engine-env A: expected KEY=VALUE"),
         (["float32", "--tokens", "0"], "--prompt, --tokens: expected at least 1"),
-        (["http://127.0.0.1:9", "--layout", "HND"], "--layout: expected a configuration, which"),
+        (["http://127.0.0.1:9", "--layout", "HND"], "--layout: expected a configuration, whose"),
         (["http://127.0.0.1:9", "--engine-arg", "x"], "--engine-arg: expected a configuration"),
         ([__file__, "--layout", "HND"], "got a file; sm121 path LOG shows the layout"),
         ([__file__, "--engine-python", "x"], "--engine-python: expected a configuration"),

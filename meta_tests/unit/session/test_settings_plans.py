@@ -293,8 +293,8 @@ def test_a_plan_forecasts_the_memory_of_a_start(tmp_path):
     model = str(checkpoints.load("openai/gpt-oss-120b").write(tmp_path))
     (line,) = memory_said(model)
     assert line.startswith(
-        "memory: weights 65.9 GiB (headers); --gpu-memory-utilization 0.7 takes 83.8 of 119.7 GiB; "
-        "left for the KV cache: 12.9 to 17.6 GiB, about "
+        "memory: weights 65.9 GiB (file headers); --gpu-memory-utilization 0.7 takes 83.8 of "
+        "119.7 GiB; left for the KV cache: 12.9 to 17.6 GiB, about "
     )
     _, wrong = memory_said(model, "--gpu-memory-utilization", "0.5")
     assert wrong.startswith("memory: error: the weights take 65.9 GiB")

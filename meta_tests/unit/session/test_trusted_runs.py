@@ -197,7 +197,7 @@ def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
 def test_a_worse_run_can_be_trusted_with_anew(tmp_path):
     for n in range(3):
         trusted_runs.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
-    with pytest.raises(UsageError, match=r"not stored yet, but it is stored as .*0003"):
+    with pytest.raises(UsageError, match=r"not stored yet, got one that is stored as .*0003"):
         trusted_runs.trust(tmp_path / "2", tmp_path)
     folder = stored(a_run(*TESTS, rate=30.0), tmp_path / "slower", 30.0)
     with pytest.raises(UsageError, match=r"got tg32@d0.* worse.*sm121 trust --anew .*slower"):
@@ -214,7 +214,7 @@ def test_a_worse_run_can_be_trusted_with_anew(tmp_path):
 @pytest.mark.parametrize(
     ("stored_rates", "rate", "reason"),
     [
-        pytest.param((50.0,), 47.0, "it is one start", id="a loss that one slow start may cause"),
+        pytest.param((50.0,), 47.0, "this one start", id="a loss that one slow start may cause"),
         pytest.param((50.0, 50.1, 50.2), 48.0, "", id="a loss within the limit"),
         pytest.param((50.0, 47.5, 45.0, 48.0), 45.0, "", id="a loss within the scatter"),
     ],

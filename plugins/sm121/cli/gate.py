@@ -70,8 +70,8 @@ def _trust(options: argparse.Namespace) -> None:
     if metrics:
         runs = "run" if more == 1 else "runs"
         print(
-            f"  not judged until {more} more {runs} of this build are trusted, unless twice as "
-            f"bad:\n    {', '.join(metrics)}"
+            f"  metrics that are not judged until {more} more {runs} of this build are trusted, "
+            f"unless they are twice as bad:\n    {', '.join(metrics)}"
         )
 
 

@@ -87,7 +87,7 @@ def _help_of_options() -> str:
     run = Parser(prog="sm121 run", usage=usage, add_help=False, allow_abbrev=False)
     for own in own_options.EVERY_GROUP:
         own.add(run.add_argument_group(f"SM121: {own.title}").add_argument)
-    again = run.add_argument_group("Again and again")
+    again = run.add_argument_group("Repeated rounds")
     again.add_argument("--every", metavar="DURATION", help=_EVERY)
     return run.format_help()
 

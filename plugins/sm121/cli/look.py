@@ -80,7 +80,7 @@ def _add_path(commands: Commands) -> None:
         commands,
         "path",
         _path,
-        "show which kernels a server runs, by its log; or for which GPUs its libraries have code",
+        "show which kernels a server's log proves, or for which GPUs its libraries contain code",
     )
     parser.add_argument(
         "logs",

@@ -188,7 +188,7 @@ class _Judge:
         for test in self._run.tests:
             deviations = _sort(report, test, tests_before.get(test.id))
             if deviations:
-                known = f"known of {_engine(self._run)} ({', '.join(deviations)})"
+                known = f"a known deviation of {_engine(self._run)} ({', '.join(deviations)})"
                 text = f"a failure that is excused as {known}, which {report.run} did not show"
                 self._add(test.id, Fact(f"{test.id} to pass, as in {report.run}", text))
         return unasked

@@ -92,7 +92,7 @@ def certify(
         gap = f"{len(file.crashes)} crashes, the first: {file.crashes[0].summary}"
         gaps.append((Verdict.FAIL, gap))
     if deselected:
-        gap = f"{len(deselected)} tests deselected ({deselected[0]})"
+        gap = f"{len(deselected)} tests were deselected ({deselected[0]})"
         gaps.append((Verdict.NOT_RUN, gap))
     if gaps:
         verdicts = [file.verdict]
@@ -127,7 +127,7 @@ def _gaps_of_levels(
             yield Verdict.NOT_RUN, f"level {level} has no test that was selected"
         skipped = [test.id for test in tests if test.skipped and test.id not in inapplicable]
         if skipped:
-            yield Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"
+            yield Verdict.NOT_RUN, f"{len(skipped)} tests of {level} were skipped ({skipped[0]})"
 
 
 def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) -> _Gaps:

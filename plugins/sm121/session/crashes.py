@@ -404,7 +404,7 @@ def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
         if node_cause.kind != "nccl":
             return _on_node(node, node_cause, f"{node}: {node_cause.summary} ({cause.summary})")
         if of_peer is None:
-            summary = f"as {node} says, {node_cause.summary} ({cause.summary})"
+            summary = f"according to {node}, {node_cause.summary} ({cause.summary})"
             of_peer = _on_node(node, node_cause, summary)
     return of_peer or cause
 

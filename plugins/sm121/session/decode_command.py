@@ -205,7 +205,7 @@ def run(request: DecodeRequest) -> DecodeResult:
     time = decode_time.measure(profile, stream)
     faults = list(subject.faults)
     if time is None:
-        not_run = ["kernels: expected a trace of a GPU, a CPU has operators. No limit is judged"]
+        not_run = ["kernels: expected a trace of a GPU, got one of a CPU. No limit is judged"]
         follows: list[str] = []
     else:
         judgement = decode_time.judge(profile, time, subject.limits, backends=subject.backends)
@@ -299,7 +299,8 @@ def _refuse_options_of_a_start(request: DecodeRequest, what: str) -> None:
     if given:
         where = "; sm121 path LOG shows the layout" if request.layout is not None else ""
         raise UsageError(
-            f"{', '.join(given)}: expected a configuration, which is started, got {what}{where}"
+            f"{', '.join(given)}: expected a configuration, whose server the command starts, "
+            f"got {what}{where}"
         )
 
 
@@ -477,8 +478,8 @@ def _take(
     needed = SETTLING_TOKENS + 2 * request.tokens + _FEWEST_SPARE
     if longest < needed:
         raise UsageError(
-            f"--prompt {request.prompt} --tokens {request.tokens}: expected {needed} tokens behind "
-            f"the prompt in the server's context, which has {longest}"
+            f"--prompt {request.prompt} --tokens {request.tokens}: expected space for {needed} "
+            f"tokens after the prompt in the server's context, got {longest}"
         )
     prompt = Prompts(endpoint, _VOCABULARY).make(request.prompt)
     trace = profile_decode(

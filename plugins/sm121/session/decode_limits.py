@@ -37,7 +37,7 @@ def limits_of(profile: Profile, prompt: int | None) -> Limits:
         elif any(gate.metric.startswith("tg") for gate in sizes.gates):
             token_ms = None
             source = (
-                f"expected a gate on a rate behind a prompt of {prompt} tokens, {of} has none. "
+                f"{of}: expected a gate on a rate after a prompt of {prompt} tokens, got none. "
                 "Give a shorter --prompt"
             )
     moe_ms: float | None = guide.moe_ms

@@ -78,7 +78,7 @@ def _judge(file: VerdictFile, settings: Settings, target: Target, gaps: Certific
         return
     gates = settings.without_number(target.profile)
     if gates:
-        file.reason += f"; --depths leaves gates without a number: {', '.join(gates)}"
+        file.reason += f"; because of --depths, these gates have no number: {', '.join(gates)}"
     for line in settings.measuring.replaced.deviations(target.profile):
         file.reason += f"; {line}"
     if not file.finished or not settings.judging.certify:

@@ -138,7 +138,7 @@ def server_logs(
         logs = (ab[0].log,)
     for log in logs:
         if not log.is_file():
-            got = "something that is no file" if log.exists() else "no file of that name"
+            got = "something that is not a file" if log.exists() else "no file of that name"
             raise UsageError(
                 f"--server-log {log}: expected the log file of the server, got {got}. "
                 "Give the file that the server writes, or --container NAME"
@@ -150,7 +150,7 @@ def server_logs(
 def _refuse_stream(option: Option, profile: Profile | None) -> None:
     """Raise UsageError if there are several logs and one of them is a stream."""
     if option("--container") is not None and option("--server-log"):
-        raise UsageError("--container with --server-log: expected one of them")
+        raise UsageError("--container with --server-log: expected one of them, got both")
     if profile is not None and profile.nodes is not None:
         raise UsageError("--container, --server-log -: expected --server-log FILE for each node")
 

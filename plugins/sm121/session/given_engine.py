@@ -211,7 +211,7 @@ def refuse_conflicts(option: Option, attached: str | None) -> None:
     if duration is not None:
         soak.parse_duration(duration)
     if attached and option("--model") and option("--served-model-name"):
-        raise UsageError("--model and --served-model-name: expected one of them")
+        raise UsageError("--model and --served-model-name: expected one of them, got both")
     _refuse_reserved(option, attached)
     if attached:
         conflicting = [name for name in _OF_A_START if option(name)]

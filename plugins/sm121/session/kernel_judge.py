@@ -43,7 +43,9 @@ class KernelJudge:
         faults = []
         kills = cgroup.kills(self.before.cgroup)
         if kills:
-            faults.append(f"the control group, whose memory ran out, killed {kills} processes")
+            faults.append(
+                f"the memory of the control group ran out, and {kills} processes were killed"
+            )
         self.judge_messages(self._kernel_here(), "", faults)
         unread = KernelMessages(unavailable="it is only read on this machine")
         for rank in range(1, self._unread_nodes()):
@@ -89,7 +91,8 @@ class KernelJudge:
         if uses_gpu:
             faults += of_gpu
         elif of_gpu:
-            line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
+            first = of_gpu[0].strip()[:200]
+            line = f"the kernel logged an error of a GPU, which this run does not use: {first}"
             run.record.remark(line, at_once=False)
         if faults and not run.record.file.crashes:
             server_decisions.decide_logged_errors(

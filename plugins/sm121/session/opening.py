@@ -190,7 +190,7 @@ def _remark_on(session: Session) -> None:
         run.record.remark(line)
     if engine.version is not None and engine.identity is None:
         run.record.remark(
-            f"{engine.name} {engine.version} names no release (a checkout without tags): its "
+            f"{engine.name} {engine.version} is not a release (a checkout without tags): its "
             "capabilities are known only as far as its parser or its server reports them, and "
             "no known deviation applies"
         )
@@ -357,7 +357,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
     for ended in dead_runs.end_dead_runs():
         names = "; ".join(str(process) for process in ended.processes)
         run.record.remark(
-            f"a server of the dead run {ended.run} was still running and was ended: {names}"
+            f"a server of the killed run {ended.run} was still running and was ended: {names}"
         )
     by_name = targets.configurations(
         settings, profile, notify=lambda line: run.record.say("canary", line)
@@ -409,7 +409,7 @@ def _look_at_nodes(
     for found in looked_at:
         node_facts[found.node] = found.facts
         for left in found.leftovers:
-            run.record.remark(f"{found.node}: a server of a dead run was ended: {left}")
+            run.record.remark(f"{found.node}: a server of a killed run was ended: {left}")
     by_name = {str(node): facts for node, facts in node_facts.items()}
     text = run.record.redact(json.dumps(by_name, indent=2))
     write_text(text, run.record.directory / "nodes.json")

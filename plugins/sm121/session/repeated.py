@@ -261,7 +261,7 @@ def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
     given = {_name_of(word) for word in words}
     for name in _OWN_OPTIONS:
         if name in given:
-            raise UsageError(f"--every and {name}: expected one of them")
+            raise UsageError(f"--every and {name}: expected one of them, got both")
     if option("--base-url") is None:
         raise UsageError(
             "--every: expected --base-url URL as well, because --every checks a running server"

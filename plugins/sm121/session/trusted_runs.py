@@ -178,7 +178,8 @@ def _refuse_kept(report: Path, kept: list[Path]) -> None:
     for folder in kept:
         if (folder / verdict_file.NAME).read_bytes() == content:
             raise UsageError(
-                f"{report}: expected a run that is not stored yet, but it is stored as {folder}"
+                f"{report}: expected a run that is not stored yet, got one that is stored as "
+                f"{folder}"
             )
 
 
