@@ -266,14 +266,14 @@ CASES = [
         name="a fallback after the log was cut",
         fault=log_is_moved(cut, FALLBACK),
         clean=log_is_moved(cut, ACCEPTED),
-        expected="the server to stay on the path of the profile until it is closed",
+        expected="the server to use the kernel path of the profile until it is stopped",
     ),
     Case(
         item="9 Any log proves an attached server",
         name="a fallback after the log was renamed",
         fault=log_is_moved(renamed, FALLBACK),
         clean=log_is_moved(renamed, ACCEPTED),
-        expected="the server to stay on the path of the profile until it is closed",
+        expected="the server to use the kernel path of the profile until it is stopped",
         slow=True,
     ),
     Case(
@@ -281,7 +281,7 @@ CASES = [
         name="a fallback after the log was removed",
         fault=log_is_moved(removed, FALLBACK),
         clean=log_is_moved(removed, ACCEPTED),
-        expected="the server to stay on the path of the profile until it is closed",
+        expected="the server to use the kernel path of the profile until it is stopped",
         slow=True,
     ),
 ]

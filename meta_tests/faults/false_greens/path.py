@@ -95,14 +95,14 @@ CASES = [
         name="a fallback is logged after the path was judged",
         fault=scripted(says_later(FALLBACK)),
         clean=scripted(says_later(ACCEPTED)),
-        expected="the server to stay on the path of the profile until it is closed",
+        expected="the server to use the kernel path of the profile until it is stopped",
     ),
     Case(
         item="8 The path is judged once",
         name="a fallback is logged, and another configuration is started before the end",
         fault=scripted(says_before_a_restart(FALLBACK)),
         clean=scripted(says_before_a_restart(ACCEPTED)),
-        expected="the server to stay on the path of the profile until it is closed",
+        expected="the server to use the kernel path of the profile until it is stopped",
         slow=True,
     ),
     Case(

@@ -162,8 +162,9 @@ def test_a_healthy_start_has_no_finding(gpt_oss):
     assert forecast.findings() == []
     (line,) = start_memory.lines(forecast)
     assert line == (
-        "memory: weights 60.8 GiB (headers); --gpu-memory-utilization 0.7 takes 83.8 of 119.7 GiB; "
-        "left for the KV cache: 18.0 to 22.7 GiB, about 1,167,841 tokens in requests of 131,072"
+        "memory: weights 60.8 GiB (file headers); --gpu-memory-utilization 0.7 takes 83.8 of "
+        "119.7 GiB; left for the KV cache: 18.0 to 22.7 GiB, about 1,167,841 tokens in requests "
+        "of 131,072"
     )
 
 

@@ -130,7 +130,7 @@ class Price(DataTable):
         for gate in self.gates:
             unit, higher_is_better = PRICES.get(without_depth(gate.metric), ("", False))
             if gate.unit != unit or (gate.minimum is not None) is not higher_is_better:
-                raise ValueError(f"expected one of {_accepted_prices()}, not {gate.metric}")
+                raise ValueError(f"expected one of {_accepted_prices()}, got {gate.metric}")
         return self
 
 

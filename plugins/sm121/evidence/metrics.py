@@ -133,5 +133,5 @@ def _read_absence(signature: MetricSignature, samples: Sequence[MetricSample]) -
     for sample in samples:
         if sample.name == signature.served and sample.value > 0:
             line = cut(sample.line, _LONGEST_ABSENCE)
-            return _Reading(signature.absent, f"no {signature.metric} though {line}")
+            return _Reading(signature.absent, f"no {signature.metric}, although {line}")
     return None

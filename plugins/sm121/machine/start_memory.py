@@ -157,7 +157,7 @@ class MemoryForecast:
         low, high = self.kv_cache(beside.most), self.kv_cache(beside.least)
         option = f"--gpu-memory-utilization {self.start.utilisation:g}"
         line = (
-            f"memory: weights {self.weights:.1f} GiB (headers); {option} takes "
+            f"memory: weights {self.weights:.1f} GiB (file headers); {option} takes "
             f"{self.requested:.1f} of {self.memory.total:.1f} GiB; left for the KV cache: "
             f"{max(0.0, low):.1f} to {max(0.0, high):.1f} GiB"
         )

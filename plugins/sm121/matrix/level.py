@@ -246,8 +246,8 @@ class MatrixLevel:
         """Run the baseline for comparison; its own test is in another shard or worker."""
         if self.run.servers.attached is not None:
             raise NotRun(
-                "the attached server cannot be compared with itself; give the baseline of "
-                "a level whose server is the baseline"
+                "the attached server cannot be compared with itself: give the "
+                "results of a level that ran on the baseline's server"
             )
         self.run.record.say("matrix", "the baseline, to compare with")
         baseline = Planned(self.space.baseline, ("baseline",))

@@ -176,7 +176,7 @@ class PerformanceChecks:
         text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
         limit = None
         if cell.server.prompts.natural:
-            words = "chats of a server that drafts at least as fast as the gate of the decode rate:"
+            words = "chats with speculation, at least as fast as the gate of the decode rate:"
             if required is not None:
                 limit = required.minimum
         else:

@@ -182,7 +182,7 @@ class TimedTexts:
         expected = text[start : start + _SHOWN]
         observed = content[start : start + _SHOWN]
         about = f"token {len(before) + parting} of a timed answer to {len(prompt)} tokens"
-        raise Unmet(Fact(f"as untimed {expected!r}", f"{observed!r}", about))
+        raise Unmet(Fact(f"{expected!r}, as in the untimed answer", f"{observed!r}", about))
 
     def _untimed(self, prompt: Prompt, tokens: int, salt: str) -> Completion:
         """Return the rest of an answer. As in a timed request, it cannot end early."""

@@ -297,7 +297,7 @@ def price_of(
         if isinstance(why, Refused) and why.status >= 500:
             raise
         conformance.run.record.remark(
-            f"A/B: the price of rounding was not measured: {why}", at_once=False
+            f"A/B: the accuracy cost of rounding was not measured: {why}", at_once=False
         )
         return {}
     by_metric = {}

@@ -413,7 +413,7 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
         try:
             read = roofline.cost(profile, name, depth, config, settings.engine.arguments)
         except Sm121Error as error:
-            yield f"gates: no bound of the memory: {error}"
+            yield f"gates: not compared with the memory bandwidth: {error}"
             return
         why = roofline.out_of_reach(profile, gate, read, config, gb_s)
         if why:

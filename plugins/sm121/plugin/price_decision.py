@@ -114,4 +114,6 @@ class PriceDecision:
             return
         rounding = self._conformance.run.record.file.engine.rounding
         rounds = f"rounding {rounding}" if rounding else "unknown rounding"
-        raise verdict.NotRun(f"measured, and correctness.prices has no row for {rounds}")
+        raise verdict.NotRun(
+            f"measured, but not judged: correctness.prices has no row for {rounds}"
+        )

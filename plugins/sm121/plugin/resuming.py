@@ -127,7 +127,7 @@ def _refuse_another(
     begun.fingerprint = before.fingerprint
     others = [f"{each.name} {each.one}, now {each.other}" for each in differences(begun, now)]
     if begun.question != now.question or begun.certificate_levels != now.certificate_levels:
-        others.append(f"question {begun.question}, now {now.question}")
+        others.append(f"configuration under test {begun.question}, now {now.question}")
     collected = next(each.event for each in stream.events if isinstance(each.event, Collected))
     tests = [(test.id, test.level) for test in collected.tests]
     if tests != [(test.id, test.level) for test in now.tests] or collected.shard != now.shard:

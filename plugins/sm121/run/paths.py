@@ -109,7 +109,7 @@ class KernelPaths:
         if self._profile.model.digest is not None and configuration is None:
             silent.append("the model's digest (the attached server's files are unknown)")
         if silent:
-            line = f"kernel path of {name}: no line shows {', '.join(silent)}"
+            line = f"kernel path of {name}: no log line shows {', '.join(silent)}"
             self.record.remark(line, at_once=False)
         self._judged.setdefault(name, (server, set()))[1].update(wrong)
         return wrong

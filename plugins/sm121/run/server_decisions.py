@@ -77,7 +77,7 @@ def path_changed(
     """
     contradictions = "; ".join(str(contradiction) for contradiction in wrong)
     fact = Fact(
-        "the server to stay on the path of the profile until it is closed",
+        "the server to use the kernel path of the profile until it is stopped",
         f"{where}: {contradictions[:_MOST_CONTRADICTIONS]}",
         evidence=f"{log}",
     )
