@@ -251,16 +251,42 @@ def test_a_start_that_does_not_fit_names_the_argument_to_change(
             1010000,
             16.0,
             0.1,
-            "raise --gpu-memory-utilization to 0.15",
+            "raise --gpu-memory-utilization to 0.73 and take --kv-cache-dtype fp8",
             id="the weights do not fit",
+        ),
+        pytest.param(
+            2020000,
+            16.0,
+            0.1,
+            "raise --gpu-memory-utilization to 0.95 and lower --max-model-len to 680544",
+            id="the weights fit into a larger share, and the context fits into none",
+        ),
+        pytest.param(
+            2020000,
+            16.0,
+            0.16,
+            "raise --gpu-memory-utilization to 0.95 and lower --max-model-len to 680544",
+            id="the context fits into no share",
         ),
     ],
 )
 def test_the_remedy_suffices(length, kv_bits, utilisation, remedy, tmp_path):
     found = inspection.of_folder(checkpoints.load("Qwen/Qwen3-8B").write(tmp_path))
     start = replace(START, length=length, kv_bits=kv_bits, utilisation=utilisation)
-    (finding,) = start_memory.forecast(found, start, GB10).findings()
+    idle = replace(GB10, free=GB10.total, available=GB10.total)
+    (finding,) = start_memory.forecast(found, start, idle).findings()
     assert finding.remedy == remedy, finding
+    changed = {}
+    for part in finding.remedy.split(" and "):
+        words = part.removeprefix("take ").replace(" to ", " ").split()[-2:]
+        changed[words[0]] = words[1]
+    share = float(changed["--gpu-memory-utilization"])
+    shorter = int(changed.get("--max-model-len", length))
+    bits = 8.0 if "--kv-cache-dtype" in changed else kv_bits
+    start = replace(start, utilisation=share, length=shorter, kv_bits=bits)
+    assert not any(
+        each.severity == "error" for each in start_memory.forecast(found, start, idle).findings()
+    )
 
 
 def test_the_length_that_is_named_fits(gpt_oss):

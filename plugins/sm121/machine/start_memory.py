@@ -40,6 +40,7 @@ _DENSE = {
 _FP8_BITS = 8.0
 #: The highest share of the memory that is recommended. Using all memory would freeze the machine.
 _MOST_UTILISATION = 0.95
+_ANOTHER_CHECKPOINT = "take a checkpoint with fewer bits, or several machines"
 
 
 def overhead() -> Overhead:
@@ -206,8 +207,10 @@ class MemoryForecast:
     def _too_large(self) -> PreflightFinding:
         remedy = (
             self._larger_share(self.request or 0.0)
+            or self._larger_share_with_fp8()
+            or self._larger_share_and_shorter()
             or self._larger_share(0.0)
-            or "take a checkpoint with fewer bits, or several machines"
+            or _ANOTHER_CHECKPOINT
         )
         return finding_of(
             "weights_exceed_memory",
@@ -231,11 +234,12 @@ class MemoryForecast:
             if self.fp8_request <= high:
                 remedies.append("take --kv-cache-dtype fp8")
             elif not larger:
-                with_fp8 = self._larger_share(self.fp8_request)
-                larger = f"{with_fp8} and take --kv-cache-dtype fp8" if with_fp8 else ""
+                larger = self._larger_share_with_fp8()
         if larger:
             remedies.append(larger)
-        remedy = ", or ".join(remedies) or "take a checkpoint with fewer bits, or several machines"
+        if not remedies:
+            remedies.append(self._larger_share_and_shorter() or _ANOTHER_CHECKPOINT)
+        remedy = ", or ".join(remedies)
         return finding_of(
             "context_exceeds_cache",
             "error" if request > high else "warning",
@@ -260,6 +264,21 @@ class MemoryForecast:
             if self.start.utilisation < share <= _MOST_UTILISATION:
                 return f"raise --gpu-memory-utilization to {share:g}"
         return ""
+
+    def _larger_share_with_fp8(self) -> str:
+        """Return a remedy: a larger share and an FP8 cache; empty if that does not suffice."""
+        share = self._larger_share(self.fp8_request) if self.fp8_request is not None else ""
+        return f"{share} and take --kv-cache-dtype fp8" if share else ""
+
+    def _larger_share_and_shorter(self) -> str:
+        """Return a remedy: the largest share and a context that fits; empty if none fits."""
+        available = math.floor(100 * self.memory.available / self.memory.total) / 100
+        share = min(_MOST_UTILISATION, available)
+        left = share * self.memory.total - self.weights - overhead().most
+        length = self._fitting_length(self.request or 0.0, left)
+        if not length or share <= self.start.utilisation:
+            return ""
+        return f"raise --gpu-memory-utilization to {share:g} and lower --max-model-len to {length}"
 
     def _fitting_length(self, request: float, kv_cache: float) -> int:
         """Return the maximum length of a request that fits in a KV cache; 0 if none fits."""
