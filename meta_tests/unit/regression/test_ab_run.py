@@ -10,9 +10,10 @@ from meta_tests.fakes.ab_visits import REVIEW
 from meta_tests.fakes.run_events import new_file, stand_in, with_events
 from meta_tests.texts import text_file
 from sm121.core import profile
-from sm121.core.verdict import NotRun, Verdict
+from sm121.core.verdict import Invalid, NotRun, Verdict
 from sm121.engines.signs import Signs
-from sm121.regression import ab, hypothesis
+from sm121.measure.measurement import Invalidity, Measurement
+from sm121.regression import ab, hypothesis, visit_checks
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 
@@ -212,3 +213,19 @@ def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
     verdicts = {outcome.metric: outcome.verdict for outcome in run.outcomes}
     assert verdicts["ttft_p50"] is Verdict.INCONCLUSIVE
     assert run.outcomes[0].pairs == pairs
+
+
+@pytest.mark.parametrize(
+    ("reason", "has_remedy"),
+    [("drift", True), ("client_lag", True), ("second_clock", False)],
+)
+def test_a_rate_that_the_machine_made_invalid_has_a_remedy(reason, has_remedy):
+    evidence = "6465 tok/s in the first 5 rounds, 8696 in the 3 after them"
+    rate = Measurement(name="pp512@d0", unit="tok/s", samples=[1.0], higher_is_better=True)
+    visit_checks.require_valid("B", rate)
+    rate.invalid = [Invalidity(reason, evidence)]
+    with pytest.raises(Invalid) as caught:
+        visit_checks.require_valid("B", rate)
+    text = str(caught.value)
+    assert text.startswith(f"B: pp512@d0: {reason}: {evidence}")
+    assert text.endswith("End other programs on this machine, and run again") is has_remedy

@@ -383,9 +383,7 @@ class AbRun:
             rates = [metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens]
             for metric in (metrics.find("pp"), *rates, metrics.find("ttft"), metrics.find("tpot")):
                 measurement = metric.settle(cell)
-                if measurement.invalid:
-                    why = "; ".join(str(item) for item in measurement.invalid)
-                    raise Invalid(f"{name}: {measurement.name}: {why}")
+                visit_checks.require_valid(name, measurement)
                 value = statistics.estimate(measurement.samples).value
                 values[measurement.name] = MetricOfStart(
                     value, measurement.unit, measurement.higher_is_better

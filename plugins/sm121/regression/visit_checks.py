@@ -8,9 +8,11 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_arguments import normal_name
 from sm121.core.engine_settings import KernelPathRequirement
 from sm121.core.server import Server
+from sm121.core.verdict import Invalid
 from sm121.engines import request_rules, requested
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.requirement import COMPARED, contradictions
+from sm121.measure.measurement import Measurement
 from sm121.regression.ab import Side, Visit
 
 #: Fields of the kernel path that change the results of a server or its speed.
@@ -43,6 +45,25 @@ class SideComparison(NamedTuple):
 
     void: str | None
     unproven: str | None
+
+
+def require_valid(side: str, measurement: Measurement) -> None:
+    """Require that the samples of a measurement are valid.
+
+    Args:
+        side: The side of the measured server.
+        measurement: The measurement.
+
+    Raises:
+        Invalid: They are not.
+    """
+    if measurement.valid:
+        return
+    why = "; ".join(str(item) for item in measurement.invalid)
+    remedy = ""
+    if measurement.unsteady:
+        remedy = ". End other programs on this machine, and run again"
+    raise Invalid(f"{side}: {measurement.name}: {why}{remedy}")
 
 
 def path_deviations(
