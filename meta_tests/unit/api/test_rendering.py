@@ -112,6 +112,17 @@ def test_another_rendering_is_seen_and_named(conversation, old, new, said):
     assert text.startswith(f"{conversation}: ") and said in text, text
 
 
+def test_the_difference_of_two_long_prompts_is_in_the_first_lines():
+    """The two texts are shown from their first difference on, so a long prompt hides neither."""
+    text = decode(rendering.rendered(chats.find_chat("eight-tools"), TODAY))
+    start, end = text.index("// Get the hotels"), text.index("} // namespace functions")
+    with pytest.raises(AssertionError) as caught:
+        hold("eight-tools", encode(text[:start] + text[end:]))
+    expected, got = str(caught.value)[:700].split(", got ")
+    assert "Get the hotels" in expected and "Get the weather" not in expected
+    assert "} // namespace functions" in got
+
+
 @pytest.mark.parametrize("case", [c.id for c in chats.load_chats() if "special" in c.id])
 def test_control_tokens_made_from_user_text_fail(case):
     text = decode(rendering.rendered(chats.find_chat(case), TODAY))

@@ -29,6 +29,9 @@ from sm121.core.verdict import NotRun
 #: current date of the server.
 START_DATE = "VLLM_SYSTEM_START_DATE"
 _DATE = re.compile(r"Current date: (\S+)")
+#: How many characters of two different texts a message shows, and how many of them are equal.
+_SHOWN, _SHOWN_BEFORE = 300, 60
+
 #: The header of the answer's schema, with which a developer message ends (harmony's guide).
 _FORMATS = "\n\n# Response Formats"
 #: The first id of the special tokens of o200k_harmony.
@@ -125,11 +128,21 @@ def _first_difference(
             break
         index += 1
     about = f"{case}: message {index}"
-    return Fact(_described(expected, index), _described(observed, index), about)
+    texts = [
+        encoding().decode(list(parts[index].content)) if index < len(parts) else ""
+        for parts in (expected, observed)
+    ]
+    pairs = enumerate(zip(*texts, strict=False))
+    equal = next((n for n, (one, other) in pairs if one != other), min(map(len, texts)))
+    start = max(0, equal - _SHOWN_BEFORE)
+    return Fact(_described(expected, index, start), _described(observed, index, start), about)
 
 
-def _described(parts: Sequence[PromptMessage], index: int) -> str:
-    """Describe one message of a prompt."""
+def _described(parts: Sequence[PromptMessage], index: int, start: int) -> str:
+    """Describe one message of a prompt, with its text from `start` on.
+
+    At most `_SHOWN` characters of the text are in the description.
+    """
     if index >= len(parts):
         return "the end"
     part = parts[index]
@@ -140,7 +153,10 @@ def _described(parts: Sequence[PromptMessage], index: int) -> str:
     note = f", with {len(special)} control tokens" if special else ""
     is_last = part is parts[-1]
     end = "" if is_last else f", ended by {part.end}"
-    return f"{' '.join(filter(None, header))} {text!r} ({len(part.content)} tokens{note}{end})"
+    shown = repr(text[start : start + _SHOWN])
+    before, after = "..." if start else "", "..." if start + _SHOWN < len(text) else ""
+    size = f"{len(part.content)} tokens{note}{end}"
+    return f"{' '.join(filter(None, header))} {before}{shown}{after} ({size})"
 
 
 def _without_formats(part: PromptMessage) -> PromptMessage:
