@@ -107,12 +107,16 @@ def _context() -> list[Path]:
     for name in kept:
         top = ROOT / name
         for path in [top, *top.rglob("*")]:
-            parts = path.relative_to(ROOT)
-            is_dropped = any(fnmatch.fnmatch(str(folder), rule) or folder.name == rule
-                             for folder in [parts, *parts.parents] for rule in dropped)  # fmt: skip
-            if path.is_file() and not is_dropped:
+            if path.is_file() and not _is_dropped(path.relative_to(ROOT), dropped):
                 files.append(path)
     return files
+
+
+def _is_dropped(path: Path, rules: list[str]) -> bool:
+    for folder in [path, *path.parents]:
+        if any(fnmatch.fnmatch(str(folder), rule) or folder.name == rule for rule in rules):
+            return True
+    return False
 
 
 def test_the_context_has_what_pip_needs_and_is_small():

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -65,12 +66,13 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    return [
-        Block(page, text.count("\n", 0, match.start()) + 1, **match.groupdict())
-        for page in PAGES
-        for text in (page.read_text("utf-8"),)
-        for match in _BLOCK.finditer(text)
-    ]
+    found = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for match in _BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page, line, **match.groupdict()))
+    return found
 
 
 BLOCKS = blocks()
@@ -181,15 +183,13 @@ def test_every_table_is_linked_from_a_page_that_people_read():
     assert [table.name for table in TABLES if f"(tables/{table.name}" not in linked] == []
 
 
-def _counted() -> list[tuple[str, str, Path]]:
-    """Return the numbers of detected faults and of all faults of each row, and the row's table."""
+def _counted() -> Iterator[tuple[str, str, Path]]:
+    """Yield the numbers of detected faults and of all faults of each row, and the row's table."""
     text = (DOCS / "index.md").read_text("utf-8").partition("| faults | detected |")[2]
     rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| ([\d, ]+) \| \[.*?\]\(([^)#]+)", text, re.M)
-    return [
-        (of.strip(), detected.strip(), DOCS / table)
-        for every, all_detected, table in rows
-        for of, detected in zip(every.split(","), all_detected.split(","), strict=True)
-    ]
+    for every, all_detected, table in rows:
+        for of, detected in zip(every.split(","), all_detected.split(","), strict=True):
+            yield of.strip(), detected.strip(), DOCS / table
 
 
 @pytest.mark.parametrize(("of", "detected", "table"), _counted(), ids=lambda p: str(p)[-20:])

@@ -90,7 +90,9 @@ class Build:
 
         make_arg_parser(argparse.ArgumentParser(prog="api_server.py")).parse_args(arguments)
         typed = {each.name: " ".join(each.values) for each in options(arguments)}
-        words = [word for pair in (typed | instead).items() for word in map(str, pair) if word]
+        words = []
+        for name, value in (typed | instead).items():
+            words += [name, str(value)] if value else [name]
         self.does = one_line(words)
         self.options = typed | instead
         words = data("mxfp4.toml")
@@ -112,7 +114,10 @@ class Build:
 
 def _deciding(arguments: Any) -> dict[str, Any]:
     given = choices.values(arguments)
-    return {k: v for kind in choices.DECIDING for k, v in choices.deciding(kind, given).items()}
+    deciding: dict[str, Any] = {}
+    for kind in choices.DECIDING:
+        deciding |= choices.deciding(kind, given)
+    return deciding
 
 
 def _part(arguments: Any, typed: dict[str, Any], kind: str) -> bool:

@@ -5,6 +5,7 @@ import itertools
 import os
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 from urllib.parse import quote
@@ -65,14 +66,22 @@ def kernel_says(kit: Kit, arch: str, message: str) -> Outcome:
         return script(kit, f"run-{folder.name}", doing)
 
 
-CASES = [
-    Case("7 An error that kills nobody", name, make(fault), make(clean), expected, slow)
-    for where, kinds, make in (
-        ("log of", LOGGED, lambda text: scripted(prints(text))),
-        ("messages of the kernel", REPORTED, lambda pair: kernel_says(*pair)),
-    )
-    for kind, (clean, variants) in kinds.items()
-    for expected in (f"{kind} in the {where}",)
-    for name, fault in variants.items()
-    for slow in (name not in _QUICK,)
-]
+def _cases() -> Iterator[Case]:
+    for kind, (clean, variants) in LOGGED.items():
+        expected = f"{kind} in the log of"
+        for name, fault in variants.items():
+            yield _case(name, scripted(prints(fault)), scripted(prints(clean)), expected)
+    for kind, (clean, variants) in REPORTED.items():
+        expected = f"{kind} in the messages of the kernel"
+        for name, fault in variants.items():
+            yield _case(name, kernel_says(*fault), kernel_says(*clean), expected)
+
+
+def _case(
+    name: str, fault: Callable[[Kit], Outcome], clean: Callable[[Kit], Outcome], expected: str
+) -> Case:
+    slow = name not in _QUICK
+    return Case("7 An error that kills nobody", name, fault, clean, expected, slow)
+
+
+CASES = [*_cases()]

@@ -63,12 +63,12 @@ def with_one(section: str, question: str, misses: int = 0) -> exam.Exam:
 
 
 def each(kind: str, sections: tuple[str, ...] = SECTIONS) -> list:
-    return [
-        pytest.param(section, name, _chat(text), id=f"{name}-{number}")
-        for section in sections
-        for name, answers in ANSWERS[section].items()
-        for number, text in enumerate(answers.get(kind, ()))
-    ]
+    rows = []
+    for section in sections:
+        for name, answers in ANSWERS[section].items():
+            for number, text in enumerate(answers.get(kind, ())):
+                rows.append(pytest.param(section, name, _chat(text), id=f"{name}-{number}"))
+    return rows
 
 
 # The data.
@@ -126,10 +126,12 @@ def test_every_phrasing_of_a_fact_is_judged():
     Three of each were requested over HTTP."""
     turns = {question.id: question.turns[-1] for question in EXAM.facts.questions}
     for name, answers in ANSWERS["facts"].items():
-        rights = {
-            text: other == name for other in turns for text in ANSWERS["facts"][other]["right"]
-        }
-        for text, is_right in (rights | dict.fromkeys(answers["wrong"], False)).items():
+        phrasings = {}
+        for other in turns:
+            for text in ANSWERS["facts"][other]["right"]:
+                phrasings[text] = other == name
+        phrasings |= dict.fromkeys(answers["wrong"], False)
+        for text, is_right in phrasings.items():
             missed = exam_judging.miss(turns[name], text, EXAM.facts.unsure)
             assert (missed is None) is is_right, (name, text)
         assert not [text for text in answers["right"] if exam_judging.broken(text, "stop")]
