@@ -294,7 +294,7 @@ def test_a_plan_forecasts_the_memory_of_a_start(tmp_path):
     (line,) = memory_said(model)
     assert line.startswith(
         "memory: weights 65.9 GiB (file headers); --gpu-memory-utilization 0.7 takes 83.8 of "
-        "119.7 GiB; left for the KV cache: 12.9 to 17.6 GiB, about "
+        "119.7 GiB; left for the KV cache: 11.9 to 17.6 GiB, about "
     )
     _, wrong = memory_said(model, "--gpu-memory-utilization", "0.5")
     assert wrong.startswith("memory: error: the weights take 65.9 GiB")

@@ -10,6 +10,16 @@ class Overhead(DataTable):
     least: float
     usual: float
     most: float
+    #: The maximum on one of several machines that serve a model together.
+    most_of_several: float
+
+    def most_with(self, machines: int) -> float:
+        """Return the maximum.
+
+        Args:
+            machines: The number of machines that serve the model together.
+        """
+        return self.most if machines == 1 else self.most_of_several
 
 
 class Gb10(DataTable):

@@ -137,6 +137,11 @@ class MemoryForecast:
         return self.requested - self.weights - overhead
 
     @property
+    def least_kv_cache(self) -> float:
+        """The memory that is left for the KV cache with the largest overhead."""
+        return self.kv_cache(self._most_overhead)
+
+    @property
     def usual_kv_cache(self) -> float:
         """The memory that is left for the KV cache with the usual overhead."""
         return self.kv_cache(overhead().usual)
@@ -154,8 +159,7 @@ class MemoryForecast:
     @property
     def text(self) -> str:
         """The forecast on one line."""
-        beside = overhead()
-        low, high = self.kv_cache(beside.most), self.kv_cache(beside.least)
+        low, high = self.least_kv_cache, self.kv_cache(overhead().least)
         option = f"--gpu-memory-utilization {self.start.utilisation:g}"
         line = (
             f"memory: weights {self.weights:.1f} GiB (file headers); {option} takes "
@@ -167,6 +171,10 @@ class MemoryForecast:
             return line
         return f"{line}, about {tokens:,} tokens in requests of {self.start.length:,}"
 
+    @property
+    def _most_overhead(self) -> float:
+        return overhead().most_with(self.start.parallel)
+
     def findings(self) -> list[PreflightFinding]:
         """Return the problems of the start, each with the argument to change."""
         own = self.memory
@@ -177,10 +185,9 @@ class MemoryForecast:
             found.append(
                 finding_of("page_cache", free=own.free, cached=own.cached, requested=self.requested)
             )
-        beside = overhead()
-        if self.kv_cache(beside.least) <= 0:
+        if self.kv_cache(overhead().least) <= 0:
             found.append(self._too_large())
-        elif self.request is not None and self.request > self.kv_cache(beside.most):
+        elif self.request is not None and self.request > self.least_kv_cache:
             found.append(self._too_long(self.request))
         return found
 
@@ -223,8 +230,7 @@ class MemoryForecast:
         )
 
     def _too_long(self, request: float) -> PreflightFinding:
-        beside = overhead()
-        low, high = self.kv_cache(beside.most), self.kv_cache(beside.least)
+        low, high = self.least_kv_cache, self.kv_cache(overhead().least)
         remedies = []
         fitting = self._fitting_length(request, low)
         if fitting:
@@ -258,8 +264,7 @@ class MemoryForecast:
         Args:
             request: The KV cache that is needed, in GiB.
         """
-        beside = overhead()
-        for besides in (beside.usual, beside.most):
+        for besides in (overhead().usual, self._most_overhead):
             share = math.ceil(100 * (self.weights + besides + request) / self.memory.total) / 100
             if self.start.utilisation < share <= _MOST_UTILISATION:
                 return f"raise --gpu-memory-utilization to {share:g}"
@@ -274,7 +279,7 @@ class MemoryForecast:
         """Return a remedy: the largest share and a context that fits; empty if none fits."""
         available = math.floor(100 * self.memory.available / self.memory.total) / 100
         share = min(_MOST_UTILISATION, available)
-        left = share * self.memory.total - self.weights - overhead().most
+        left = share * self.memory.total - self.weights - self._most_overhead
         length = self._fitting_length(self.request or 0.0, left)
         if not length or share <= self.start.utilisation:
             return ""
