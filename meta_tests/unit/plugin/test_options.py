@@ -178,22 +178,22 @@ def test_wrong_engine_args_are_one_line(text, line, tmp_path):
     [
         pytest.param(
             ("--enforce-eager", "tests/test_regression.py"),
-            "got tests/test_regression.py, none of them",
+            "got tests/test_regression.py, which is neither of them",
             id="--enforce-eager tests/test_regression.py",
         ),
         pytest.param(
             ("--enforce-eager", "--rounds"),
-            "got --rounds, an option of the suite",
+            "got --rounds, which is an option of the suite",
             id="--enforce-eager --rounds, --rounds is an option of the",
         ),
         pytest.param(
             ("--percentiles", ""),
-            "got --percentiles, an option of the suite",
+            "got --percentiles, which is an option of the suite",
             id="--percentiles, --percentiles is an option of the suite",
         ),
         pytest.param(
             ("http://a:1", "tests"),
-            "got tests, none of them",
+            "got tests, which is neither of them",
             id="http://a:1 tests, tests is none of them",
         ),
     ],
