@@ -116,7 +116,7 @@ def test_a_short_response_is_truncated_by_a_lower_limit(length):
 
 @pytest.mark.parametrize("length", [2, 8, 9])
 def test_a_truncated_response_that_is_reported_as_complete_is_a_finding(length):
-    with pytest.raises(Unmet, match="incomplete for max_output_tokens"):
+    with pytest.raises(Unmet, match="status incomplete, reason max_output_tokens"):
         responses.is_incomplete_at_the_limit(answering(length, admits=False), LIMITS)
 
 

@@ -119,7 +119,7 @@ def test_the_digits_are_those_of_the_suite(alone, timed_server, tmp_path):
 @pytest.mark.parametrize("package", ["httpx", "numpy"])
 def test_a_missing_package_is_one_line(package, tmp_path):
     done = run(without(tmp_path, [*blocked_modules(), package]), "http://127.0.0.1:9")
-    line = f"expected the package {package}, found none. Install it: pip install {package}"
+    line = f"expected the package {package}, got none. Install it: pip install {package}"
     assert (done.returncode, done.stdout, done.stderr) == (4, "", f"sm121.clock: {line}\n")
 
 

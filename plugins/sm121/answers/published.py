@@ -164,11 +164,11 @@ def _command(
 def _share(score: Score, results: dict[str, Any]) -> Interval:
     """Return the fraction of correct answers in the results of the harness."""
     if score.task not in results["results"]:
-        raise NotRun(f"expected the task {score.task}, lm_eval gives {[*results['results']]}")
+        raise NotRun(f"expected the task {score.task}, got {[*results['results']]}")
     values = results["results"][score.task]
     if score.metric not in values:
-        raise NotRun(f"expected the metric {score.metric}, lm_eval gives {[*values]}")
+        raise NotRun(f"expected the metric {score.metric}, got {[*values]}")
     count = results["n-samples"][score.task]["effective"]
     if count < score.questions:
-        raise NotRun(f"expected {score.questions} questions, lm_eval asked {count}")
+        raise NotRun(f"expected {score.questions} questions, got {count}")
     return accuracy.interval_of(round(values[score.metric] * count), count)

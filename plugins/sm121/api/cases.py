@@ -180,7 +180,7 @@ def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProbl
     if sentinel.is_answered and sentinel.text == healthy:
         return None
     after = sentinel.text if sentinel.is_answered else f"no answer: {sentinel.text}"
-    fact = Fact(f"still the answer {healthy!r} after this request", f"{after!r}")
+    fact = Fact(f"the answer {healthy!r} again after this request", f"{after!r}")
     return CaseProblem("serves_wrongly_afterwards", fact, True, exchange.status)
 
 

@@ -78,8 +78,10 @@ def is_incomplete_at_the_limit(api: Api, correctness: Correctness) -> None:
             raise NotRun("the whole response has a single token, so no limit truncates it")
         answer = api.respond(question, max_output_tokens=limit)
     reason = (answer.get("incomplete_details") or {}).get("reason")
-    observed = f"{answer['status']} for {reason} with {answer['usage']['output_tokens']} tokens"
-    required = f"incomplete for max_output_tokens with {limit} tokens"
+    observed = (
+        f"status {answer['status']}, reason {reason}, {answer['usage']['output_tokens']} tokens"
+    )
+    required = f"status incomplete, reason max_output_tokens, {limit} tokens"
     require(observed == required, required, observed)
 
 

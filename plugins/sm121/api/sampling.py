@@ -370,7 +370,7 @@ def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
         return texts
 
     least = min(map(differing_texts, candidates), key=len)
-    required = f"the answers with {candidates[0]} if none of these is sent"
+    required = f"the answers with {candidates[0]} if none of these fields is sent"
     require(not least, required, f"{len(least)} others", evidence=least)
     first = _answers(api, _HOT)
     second = _answers(api, _HOT)

@@ -222,7 +222,7 @@ class Speculation:
             answer = self._post(text, max_tokens=len(ids), stop_token_ids=[token])
             expected = ids[: index + 1]
             right = answer.ids == expected and answer.finish_reason == "stop"
-            required = f"an end with the stop token {token}: {expected}, stop"
+            required = f"an end with the stop token {token}: ids {expected}, finish_reason stop"
             require(right, required, f"{answer.ids}, {answer.finish_reason}")
             counted = answer.completion_tokens
             require(counted == len(expected), f"usage of {len(expected)}", counted)

@@ -222,7 +222,7 @@ class TimedClient:
                 last_change = now
             silent_s = now - last_change
             if reads and silent_s > patience.silent_s:
-                error = f"stalled: nothing came for {silent_s:.1f} s after {len(reads)} reads"
+                error = f"stalled: no data came for {silent_s:.1f} s after {len(reads)} reads"
             elif now > deadline:
                 error = f"timed-out: no end within {patience.within_s:.0f} s"
             else:

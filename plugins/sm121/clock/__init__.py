@@ -34,6 +34,6 @@ def __getattr__(name: str) -> Any:
         if package in ("", "sm121"):
             raise
         raise PackageMissing(
-            f"expected the package {package}, found none. Install it: pip install {package}"
+            f"expected the package {package}, got none. Install it: pip install {package}"
         ) from error
     return getattr(measuring, name)

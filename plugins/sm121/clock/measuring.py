@@ -217,7 +217,7 @@ def _find(url: str, model: str | None, api_key: str | None) -> tuple[Endpoint, i
     if model not in names:
         wanted = f"a server of {model!r}" if model else "one model, or its name (--model)"
         served = printable(", ".join(names) or "nothing")
-        raise UsageError(f"URL {address}: expected {wanted}, it serves {served}")
+        raise UsageError(f"URL {address}: expected {wanted}, got {served}")
     return Endpoint(address, endpoint.api_key, model), context_of(listed, model)
 
 

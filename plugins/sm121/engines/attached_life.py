@@ -156,10 +156,10 @@ class AttachedLife:
     def _died(self, sign: str, *, replaced: bool) -> Dead:
         earliest = time.strftime("%TZ", time.gmtime(self._changed_after))
         latest = time.strftime("%TZ", time.gmtime())
-        detail = f"{sign}; between {earliest} and {latest}"
+        detail = f"{sign} (between {earliest} and {latest})"
         cause = Cause(
             kind="engine_dead",
-            summary=detail,
+            summary=f"the attached server: {detail}",
             owner="the owner of the attached server: the server's log shows why it ended",
             remedy=(
                 "attach to a server with one process, and keep it running until the run has ended"

@@ -319,8 +319,8 @@ def judge(
     unusable = ""
     if time.steps is None:
         unusable = (
-            f"a profile that marks decode steps, {profile.source} marks none. Give a trace of "
-            "vLLM's profiler, or name the server or the configuration"
+            f"a profile that marks decode steps, got {profile.source}, which marks none. "
+            "Give a trace of vLLM's profiler, or name the server or the configuration"
         )
     elif profile.prefill_steps:
         unusable = (
@@ -375,9 +375,9 @@ def _judge_experts(
     took = time.moe_layer_ms
     if took is None:
         if any(decode_parts.is_product(kernel.name) for kernel in profile.kernels):
-            reason = "expected launches in pairs of FC1 and FC2, the trace has others"
+            reason = "expected launches in pairs of FC1 and FC2, got others"
         else:
-            reason = "expected kernels of the experts' products, the trace has none"
+            reason = "expected kernels of the experts' products, got none"
         judgement.not_run.append(f"{name}: {reason}. Profile whole decode steps of the model")
         return
     tokens = profile.step_tokens or 1

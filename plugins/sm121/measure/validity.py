@@ -392,10 +392,10 @@ def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
         raw = batch.clock_steps.get("raw", 0.0)
         bound = _CLOCK_STEP_S + _SLEW * batch.wall_s
         if abs(boot) > bound:
-            evidence = f"the machine slept for {boot:.3f} s, which the clock in use did not count"
+            evidence = f"the machine slept for {boot:.3f} s, which the timestamps do not include"
             findings.against("clock_step", evidence)
         if abs(raw) > bound:
-            evidence = f"the clock in use and the hardware clock drifted {raw:.3f} s apart"
+            evidence = f"the timestamps and the hardware clock drifted {raw:.3f} s apart"
             findings.against("clock_step", evidence)
 
 
