@@ -36,7 +36,7 @@ def behind(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _said(verdict: dict) -> str:
-    question = f" (asked: {verdict['question']}?)" if verdict["question"] else ""
+    question = f" (question: {verdict['question']}?)" if verdict["question"] else ""
     doubts = f" (not proven: {'; '.join(verdict['unproven'])})" if verdict["unproven"] else ""
     parts = [verdict["reason"] + question + doubts, verdict["box"].get("reason") or ""]
     parts += verdict["remarks"]

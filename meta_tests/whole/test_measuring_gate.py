@@ -119,7 +119,7 @@ def test_the_last_line_names_another_configuration(timed_server, run_pytest):
     assert (run.verdict["verdict"], status) == ("PASS", 0), run.output
     question = "is it as fast as configuration stock has been (tg32@d0 at least 30.2 tok/s)"
     assert run.verdict["question"] == question
-    assert f"(asked: {question}?)" in run.output
+    assert f"(question: {question}?)" in run.output
 
 
 def test_a_number_that_cannot_be_trusted_is_invalid_and_not_green(timed_server, run_pytest):

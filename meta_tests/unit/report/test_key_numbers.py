@@ -297,7 +297,7 @@ def test_the_sentence_of_a_certificate_does_not_deny_a_level_that_ran(tmp_path):
     run.levels = {name: run.levels[name] for name in ("smoke", "performance", "stress")}
     covered = run.certificate_covers
     assert covered is not None and "stress" not in covered.partition("not selected: ")[2]
-    assert "also ran, beside the certificate: stress" in covered
+    assert "also ran, but not required by the certificate: stress" in covered
 
 
 def test_the_first_screen_has_the_rates_before_anything_that_is_asked(tmp_path):

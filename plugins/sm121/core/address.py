@@ -26,7 +26,7 @@ def root_of(url: str, option: str) -> str:
         )
     if "?" in rest or "#" in rest:
         path = rest.partition("?")[0].partition("#")[0]
-        raise errors.UsageError(f"{option} {scheme}://{path}: {expected}, and nothing behind it")
+        raise errors.UsageError(f"{option} {scheme}://{path}: {expected}, and nothing after it")
     parts = urlsplit(url)
     try:
         port_is_valid = parts.port is None or parts.port > 0

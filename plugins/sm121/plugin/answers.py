@@ -310,7 +310,10 @@ def price_of(
 def _require_shipped_oracle(server: Server) -> None:
     """Raise NotRun if the suite ships no oracle file for the served checkpoint."""
     if not oracle_file.shipped(oracle_tolerance.checkpoint_of(server)):
-        raise verdict.NotRun("name the checkpoint, or a file of sm121 golden: --reference PATH")
+        raise verdict.NotRun(
+            "the suite has no reference answers for this checkpoint: give the checkpoint, or a "
+            "file of sm121 golden, with --reference PATH"
+        )
 
 
 @pytest.fixture

@@ -402,14 +402,15 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
         for name in ("benchmark_compare", "benchmark_compare_fail", *_STORING):
             if _given(config, name):
                 raise UsageError(
-                    f"--benchmark-disable beside --{name.replace('_', '-')}: expected one of them, "
-                    "since nothing is timed. Leave out --benchmark-disable."
+                    f"--benchmark-disable with --{name.replace('_', '-')}: expected one of them, "
+                    "got both, and nothing would be timed. Leave out --benchmark-disable."
                 )
     if not is_asked(config):
         return
     if config.getoption("benchmark_skip", False) and not config.getoption("benchmark_only", False):
         raise UsageError(
-            f"--benchmark-skip beside {asked}: expected one of them, since nothing is measured. "
+            f"--benchmark-skip with {asked}: expected one of them, got both, and nothing would be "
+            "measured. "
             "Leave out --benchmark-skip."
         )
     if not any(_is_benchmark(item) for item in config.stash.get(shards.WHOLE, items)):

@@ -242,7 +242,7 @@ def refuse_gates(config: pytest.Config, items: Iterable[pytest.Item], profile: P
     if kernels:
         without.append(f"-k 'not {_KERNEL_SPEED}'")
     raise UsageError(
-        f"-n: expected no workers, because no time is measured beside them, and profile"
+        f"-n: expected no workers, because no time is measured while they run, and profile"
         f" {profile.name} has gates or limits for {', '.join(what)}. Leave out -n, or leave these"
         f" out: {' '.join(without)}"
     )

@@ -86,7 +86,7 @@ def headline_of(run: VerdictFile) -> Headline:
     """
     sentence = _sentence(run)
     if run.question:
-        sentence += f" (asked: {run.question}?)"
+        sentence += f" (question: {run.question}?)"
     return Headline(
         verdict=run.verdict,
         sentence=sentence,

@@ -372,7 +372,7 @@ class VerdictFile(Record):
         missing = [level for level in others if level not in self.levels]
         text = ", ".join(self.certificate_levels)
         if beside:
-            text += f"; also ran, beside the certificate: {', '.join(beside)}"
+            text += f"; also ran, but not required by the certificate: {', '.join(beside)}"
         if missing:
             text += f"; not selected: {', '.join(missing)}"
         return text

@@ -86,9 +86,9 @@ def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | No
         return None
     name = server.endpoint.served_name
     is_shown = any(served_model.is_named(each, expected) for each in _names_of(server))
-    option = "--served-model-name NAME requires a certain name"
+    option = "Give --served-model-name NAME to require a name"
     if len(server.names) > 1:
-        judged = "" if is_shown else f" It is judged as {expected}."
+        judged = "" if is_shown else f" The model is judged as {expected}."
         return (
             f"model: the server lists one model as {', '.join(server.names)}; the requests use "
             f"{name!r}.{judged} {option}"
