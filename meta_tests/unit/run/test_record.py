@@ -18,11 +18,12 @@ from meta_tests.folders import ROOT
 from meta_tests.texts import text_file
 from sm121.core import unmet, waivers
 from sm121.core.json_text import json_text
+from sm121.core.verdict import Verdict
 from sm121.plugin import outcomes
 from sm121.report import summary
 from sm121.run import stored_run, verdict_file
 from sm121.run.verdict_file import TestReport
-from sm121.session import trusted_runs
+from sm121.session import trusted_runs, unused_waivers
 from sm121.session.given_judging import GivenJudging
 from sm121.session.settings import Settings
 
@@ -157,6 +158,8 @@ def test_a_waiver_of_one_test(attached, tmp_path, name, chosen, days, status, wa
     assert verdict["levels"]["correctness"]["waived"] == waived
     messages = [test["message"] for test in verdict["tests"]]
     assert any(says in text for text in (*messages, run.output))
+    remarks = [line for line in verdict["remarks"] if line.startswith("waiver")]
+    assert remarks == ([says] if "matched no failure" in says else [])
 
 
 def test_a_failure_of_no_level_is_not_painted_green(attached):
@@ -267,6 +270,34 @@ def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated)
     outcomes._waive(session, finding, None, report := SimpleNamespace())
     assert finding.waived is tolerated and hasattr(report, "wasxfail") is tolerated
     assert tolerated or all(repr(fact.case) in finding.message for fact in facts), finding.message
+    if any("kind" in each for each in more) and not tolerated:
+        assert all(repr(fact.required) in finding.message for fact in facts), finding.message
+
+
+BOTH = ("France", "Germany")
+
+
+@pytest.mark.parametrize(
+    ("more", "facts", "verdict", "unused"),
+    [
+        pytest.param('case = "France"', ("France",), "FAIL", "", id="matched"),
+        pytest.param('case = "France"', BOTH, "FAIL", "", id="one of two matched, not waived"),
+        pytest.param('case = "France"', BOTH, "PASS", "t.py::t, case 'France'", id="passed"),
+        pytest.param('case = "France"', BOTH, "NOT_RUN", "", id="not run"),
+        pytest.param('case = "Paris"', BOTH, "FAIL", "t.py::t, case 'Paris'", id="other case"),
+        pytest.param('kind = "a word"', ("France",), "FAIL", "t.py::t, kind 'a word'", id="kind"),
+    ],
+)
+def test_the_report_lists_each_waiver_that_matched_no_failure_of_its_test(
+    tmp_path, more, facts, verdict, unused
+):
+    """The report does not list waivers of tests that did not run."""
+    loaded = waivers.load(waiver_file(tmp_path, "t.py::t", more=more))
+    failed = [CAPITALS[name] for name in facts]
+    test = TestReport.of("t.py::t", "smoke", *failed, verdict=Verdict(verdict))
+    expected = [f"waiver that matched no failure: {unused}"] if unused else []
+    assert unused_waivers.remarks(loaded, [test]) == expected
+    assert unused_waivers.unused(loaded, []) == [*loaded]
 
 
 WAIVED = "meta_tests/whole/scenarios/waivers.py"

@@ -40,6 +40,16 @@ class Waiver(data_file.DataTable):
     issue: str = Field(pattern=r"^https?://\S+$")
     expires: datetime.date
 
+    @property
+    def name(self) -> str:
+        """The test with the case and the kind, if they are given."""
+        parts = [self.test]
+        if self.case is not None:
+            parts.append(f"case {self.case!r}")
+        if self.kind is not None:
+            parts.append(f"kind {self.kind!r}")
+        return ", ".join(parts)
+
     def names(self, fact: unmet.Fact, facts: Sequence[unmet.Fact]) -> bool:
         """Check whether the waiver tolerates a fact of its test.
 
@@ -60,6 +70,23 @@ class Waiver(data_file.DataTable):
 
 class _WaiverFile(data_file.DataTable):
     waiver: tuple[Waiver, ...] = ()
+
+
+def list_cases(facts: Sequence[unmet.Fact], waivers: Sequence[Waiver]) -> str:
+    """Return the cases of a failed test as one line, for a message.
+
+    Args:
+        facts: The facts of the test.
+        waivers: The waivers of the test. If one of them has a kind, the line contains the kinds.
+    """
+    has_kind = any(waiver.kind is not None for waiver in waivers)
+    cases = []
+    for fact in facts:
+        case = repr(fact.case)
+        if has_kind:
+            case += f" of the kind {fact.kind or fact.required!r}"
+        cases.append(case)
+    return ", ".join(dict.fromkeys(cases))
 
 
 def load(path: Path | None) -> tuple[Waiver, ...]:

@@ -14,7 +14,7 @@ from sm121.core import digest, errors, profile_fields
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact, Unmet, facts_of, facts_text, noted, steady
 from sm121.core.verdict import Inapplicable, NotRun, Severity, Undecided, Verdict
-from sm121.core.waivers import Waiver
+from sm121.core.waivers import Waiver, list_cases
 from sm121.engines import capabilities
 from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
@@ -457,7 +457,7 @@ def _waive(
         naming = [waiver for waiver in waivers if waiver.names(fact, facts)]
         waiver = max(naming, key=lambda each: each.expires, default=None)
         if waiver is None:
-            cases = ", ".join(dict.fromkeys(repr(each.case) for each in facts))
+            cases = list_cases(facts, waivers)
             reasons.append(f"not waived: its cases are {cases}, and no waiver names each of them")
         elif waiver.expired(today):
             reasons.append(f"waiver expired on {waiver.expires} ({waiver.issue})")

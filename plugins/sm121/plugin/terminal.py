@@ -13,7 +13,6 @@ from sm121.core import architecture, errors, redaction
 from sm121.core.printable import printable
 from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
-from sm121.core.waivers import Waiver
 from sm121.machine.box import BoxState
 from sm121.measure import number_table
 from sm121.plugin import expressions, held_output, larger_plans, planning, selection
@@ -26,6 +25,7 @@ from sm121.run.machine_report import CrashReport
 from sm121.run.record import ProgressLine
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import target as target_of_run
+from sm121.session import unused_waivers
 from sm121.session.session import Session
 
 #: Set if this machine cannot run the target. Then only one line is shown.
@@ -249,6 +249,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     if not page.is_file():
         page = run.record.directory / "verdict.json"
     conclusion = headline.headline_of(file)
+    unused = unused_waivers.unused(session.settings.judging.waivers, file.tests)
     if report is not None:
         action = headline.action(report)
     text = rendered(
@@ -257,7 +258,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         run=file,
         columns=rows.counts_shown(file.levels.values()),
         report=report,
-        waivers=_unused_waivers(session),
+        waivers=[waiver.name for waiver in unused],
         crashes=findings.same(crashes, lambda crash: (crash.kind, crash.summary)),
         findings=findings.same(remaining, lambda finding: (finding.verdict, finding.observed)),
         pasted=terminal.config.getoption("--format") != "text",
@@ -273,24 +274,6 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     terminal.write(text)
     colour = _COLOURS.get(file.verdict, "yellow")
     terminal.write_line(printable(str(conclusion)), bold=True, **{colour: True})
-
-
-def _unused_waivers(session: Session) -> list[str]:
-    """Return the tests and cases of those waivers that excused no failure."""
-    unused = []
-    for waiver in session.settings.judging.waivers:
-        if not _is_used(waiver, session):
-            unused.append(f"{waiver.test} {waiver.case or ''}".rstrip())
-    return unused
-
-
-def _is_used(waiver: Waiver, session: Session) -> bool:
-    for test in session.run.record.ledger:
-        if not test.waived or test.id != waiver.test:
-            continue
-        if any(waiver.names(fact, test.facts) for fact in test.facts):
-            return True
-    return False
 
 
 def _numbers(config: pytest.Config, run: VerdictFile, report: StoredReport | None) -> str:

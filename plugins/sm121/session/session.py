@@ -23,7 +23,7 @@ from sm121.run.fingerprint import Fingerprint, FingerprintDifference
 from sm121.run.record import ProgressLine
 from sm121.run.run import Run
 from sm121.run.verdict_file import TestReport
-from sm121.session import against, ending
+from sm121.session import against, ending, unused_waivers
 from sm121.session.crashes import CrashDesk
 from sm121.session.kernel_judge import KernelJudge
 from sm121.session.settings import Settings
@@ -220,6 +220,8 @@ class Session:
             self.followed_log.close()
         if self.settings.worker is not None:
             run.record.emit(events.UndecidedDropped())
+        for line in unused_waivers.remarks(self.settings.judging.waivers, run.record.file.tests):
+            run.record.remark(line, at_once=False)
         finished = run.record.ledger.complete and not self.interrupted
         if finished:
             self._record_comparison()
