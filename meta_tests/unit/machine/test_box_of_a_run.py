@@ -51,7 +51,7 @@ def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
     assert file["box"]["state"] == "DEGRADED"
     assert file["metrics"]["tg32@d0"]["verdict"] == "INCONCLUSIVE"
     assert file["metrics"]["acceptance@1"]["verdict"] == "PASS"
-    assert "the box is DEGRADED" in file["tests"][0]["message"]
+    assert "the machine is DEGRADED" in file["tests"][0]["message"]
     stored = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("s/*/*.json"))]
     infos = [item["benchmarks"][0]["extra_info"] for item in stored]
     assert [info["box"]["state"] for info in infos] == ["QUALIFIED", "DEGRADED"]

@@ -52,7 +52,7 @@ def test_a_qualified_box_does_not_change_the_decision(rate, verdict):
 @pytest.mark.parametrize("rate", [57.0, 47.0], ids=["fast", "slow"])
 def test_a_degraded_box_decides_no_gate_on_a_rate(rate):
     verdict, reason = conclude(rate, GATE, refuted=BOTH)
-    assert verdict is Verdict.INCONCLUSIVE and f"the box is DEGRADED: {BUSY}" in reason
+    assert verdict is Verdict.INCONCLUSIVE and f"the machine is DEGRADED: {BUSY}" in reason
 
 
 def test_a_degraded_box_refutes_only_the_verdicts_that_it_explains():

@@ -326,7 +326,7 @@ def test_a_stored_run_of_a_degraded_machine_is_no_baseline(tmp_path, state):
     report = stored.read(report_runs.write("pass", tmp_path / "report"))
     report.run.box = BoxReport(state=state, reason="other processes use the GPU: [7]")
     expected = (
-        "stored run: no later run is compared with it, because the box was DEGRADED: other "
+        "stored run: no later run is compared with it, because the machine was DEGRADED: other "
         "processes use the GPU: [7]"
     )
     assert (expected in closing_lines(report)) is (state == "DEGRADED")

@@ -45,7 +45,7 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     assert why in reason
     assert run(1).unlike(CONTEXT) == []
     unfit = stored_benchmarks.of_benchmarks("0001", "", [stored(box={"state": "DEGRADED"})])
-    assert unfit.unlike(CONTEXT) == ["its box was DEGRADED"]
+    assert unfit.unlike(CONTEXT) == ["its machine was DEGRADED"]
 
 
 @pytest.mark.parametrize(

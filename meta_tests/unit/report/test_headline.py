@@ -191,7 +191,7 @@ from sm121.run.verdict_file import (
             None,
             None,
             {"box": {"state": "DEGRADED", "reason": "799 MHz; unplug it for a minute"}},
-            "INCONCLUSIVE: the box is DEGRADED: 799 MHz; unplug it for a minute",
+            "INCONCLUSIVE: the machine is DEGRADED: 799 MHz; unplug it for a minute",
             id="a DEGRADED box",
         ),
         pytest.param(

@@ -39,7 +39,7 @@ BOXES = {
         "untold": {"state": "UNKNOWN", "reason": "the server is attached at another machine"},
         "bad": {"state": "DEGRADED", "reason": "other processes are working"},
         "later": {"state": "A STATE OF A LATER VERSION", "reason": ""},
-        "no device": {"state": "UNKNOWN", "reason": "the box was not measured"},
+        "no device": {"state": "UNKNOWN", "reason": "the machine was not measured"},
     }.items()
 }
 BOXES["no device"].before = Reading(
@@ -161,12 +161,12 @@ def test_shards_are_held_against_one_trusted_run_of_shards():
     trusted = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
     first = trusted.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
     second = trusted.model_copy(update={"known": ["two"], "not_asked": ["matrix", "kernel"]})
-    second.rates_not_judged = "the box was DEGRADED"
+    second.rates_not_judged = "the machine was DEGRADED"
     one = part(1, said("one", "PASS"), against=first)
     whole = of_shards(one, part(2, said("two", "PASS"), against=second))
     assert whole.against is not None and whole.against.no_worse
     assert whole.against.known == ["one", "two"] and whole.against.not_asked == ["matrix"]
-    assert "(rates not judged: the box was DEGRADED)" in whole.reason
+    assert "(rates not judged: the machine was DEGRADED)" in whole.reason
     assert "not worse than the run of today" in whole.reason, whole.reason
     worse = second.model_copy(update={"no_worse": False, "new": ["two"]})
     whole = of_shards(one, part(2, said("two", "FAIL"), against=worse))

@@ -315,7 +315,7 @@ def test_a_trusted_run_on_a_degraded_box_counts_only_for_answers(tmp_path, capsy
     trusted = trusted_runs.load("trusted", tmp_path)
     run, facts = held(a_run(*TESTS), trusted)
     assert not facts and run.verdict is Verdict.PASS and run.against.no_worse
-    assert "(rates not judged: the box of the run of" in run.why(), run.why()
+    assert "(rates not judged: the machine of the run of" in run.why(), run.why()
     assert run.against.measured == {} and run.against.metrics == []
     slower, facts = held(a_run(*TESTS, rate=20.0), trusted, rate=20.0)
     assert not facts and "rates not judged" in slower.why()

@@ -57,7 +57,7 @@ def judge_machine(
     taken = {"before": before, "after": after}
     readings = {name: reading for name, reading in taken.items() if reading is not None}
     if not readings:
-        return BoxJudgement(BoxState.UNKNOWN, "the box was not measured")
+        return BoxJudgement(BoxState.UNKNOWN, "the machine was not measured")
     defects = []
     for name, reading in readings.items():
         # The load after the measurements counts only if the load during them is unknown.

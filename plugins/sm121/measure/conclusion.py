@@ -115,7 +115,7 @@ def conclude(
             return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {box}", name)
         return Verdict.PASS, None
     if timed and decision.verdict in refuted:
-        return Verdict.INCONCLUSIVE, Fact("", f"the box is DEGRADED: {box}", name)
+        return Verdict.INCONCLUSIVE, Fact("", f"the machine is DEGRADED: {box}", name)
     if measurement.clock == "chunks" and measurement.unit == "tok/s":
         observed = (
             "chunks were counted instead of tokens, since the server sends neither token ids nor "

@@ -127,7 +127,7 @@ class RunBox:
         self._concluded = True
         self._began = _WindowStart(CpuUse.take(self._own), self._starts)
         if was_healthy and file.box.state == BoxState.DEGRADED:
-            self._withdraw_verdicts(f"the box is DEGRADED: {file.box.reason}")
+            self._withdraw_verdicts(f"the machine is DEGRADED: {file.box.reason}")
 
     def _withdraw_verdicts(self, message: str) -> None:
         """Withdraw the verdicts on timed metrics; the message says why."""

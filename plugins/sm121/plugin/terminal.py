@@ -219,7 +219,9 @@ def _no_baseline(config: pytest.Config, run: VerdictFile) -> list[str]:
     if not selection.stores(config) or not run.metrics or run.box.state != BoxState.DEGRADED:
         return []
     why = headline.brief(run.box.reason or "reason unknown", 80)
-    return [f"stored run: no later run is compared with it, because the box was DEGRADED: {why}"]
+    return [
+        f"stored run: no later run is compared with it, because the machine was DEGRADED: {why}"
+    ]
 
 
 def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:

@@ -175,7 +175,7 @@ class AbRun:
         outcomes = self.outcomes
         require(not self._broken, "the server of B to behave like that of A", self._broken)
         if self._box.state == BoxState.DEGRADED:
-            raise Inconclusive(f"the box is DEGRADED: {self._box.reason}")
+            raise Inconclusive(f"the machine is DEGRADED: {self._box.reason}")
         if not outcomes:
             raise Invalid("A and B have no metric in common")
         facts = []
@@ -244,7 +244,7 @@ class AbRun:
         except Undecided as error:
             return [], error
         if self._box.state == BoxState.DEGRADED and not self._broken:
-            return outcomes, Inconclusive(f"the box is DEGRADED: {self._box.reason}")
+            return outcomes, Inconclusive(f"the machine is DEGRADED: {self._box.reason}")
         return outcomes, None
 
     @property

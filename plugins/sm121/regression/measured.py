@@ -27,7 +27,7 @@ _WAY_OUT = (
 _STORED = "This run is stored: if it passes, the next run is compared with it"
 #: The next step if there is no comparable run yet, and the machine is DEGRADED.
 _STORED_DEGRADED = (
-    "This run is stored, but no later run is compared with it, because its box is DEGRADED"
+    "This run is stored, but no later run is compared with it, because its machine is DEGRADED"
 )
 #: The next step if there is no comparable run yet, and this run is not stored.
 _NOT_STORED = "Run a build that you trust with --benchmark-autosave"
@@ -251,7 +251,7 @@ class MeasuredHistory:
         assert self.named is None or self.named.metrics  # `named` raises if it is no baseline
         box = self.recorder.run.record.file.box
         if box.state == BoxState.DEGRADED and self.runs:
-            raise Inconclusive(f"the box is DEGRADED: {box.reason}")
+            raise Inconclusive(f"the machine is DEGRADED: {box.reason}")
         void = set()
         for recorded in self.recorder.recorded:
             if not recorded.comparable:

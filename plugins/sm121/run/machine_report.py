@@ -15,7 +15,7 @@ class BoxReport(Record):
     """The state of the machine; UNKNOWN until it was measured."""
 
     state: str = "UNKNOWN"
-    reason: str | None = "the box was not measured"
+    reason: str | None = "the machine was not measured"
     remedy: str | None = None
     """What to do first if the machine is DEGRADED."""
     before: Reading | None = None

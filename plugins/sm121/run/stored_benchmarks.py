@@ -124,7 +124,7 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
     reasons: dict[str, None] = {}
     not_passed: dict[Verdict, list[str]] = {}
     if any((extra.get("box") or {}).get("state") == BoxState.DEGRADED for extra in extras):
-        reasons["its box was DEGRADED"] = None
+        reasons["its machine was DEGRADED"] = None
     reports: dict[str, MetricReport] = {}
     metrics: dict[str, StoredMetric] = {}
     for extra in extras:

@@ -292,7 +292,7 @@ def of_report(run: VerdictFile, known: Details) -> StoredRun:
             metrics[name] = StoredMetric.of(name, metric.value, metric, samples)
     rates_unfit = None
     if run.box.state == BoxState.DEGRADED:
-        rates_unfit = printable(f"its box was DEGRADED: {run.box.reason}")
+        rates_unfit = printable(f"its machine was DEGRADED: {run.box.reason}")
     stored = StoredRun(
         name=printable(f"the run of {run.started}"),
         file=run,

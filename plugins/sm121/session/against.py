@@ -270,7 +270,7 @@ class _Judge:
             text = f"metrics cannot be compared with {self._trusted.name}, {why}"
             return _MetricVerdict("metrics", Verdict.INVALID, text)
         if self._run.box.state == BoxState.DEGRADED:
-            text = f"the box is DEGRADED: {self._run.box.reason}"
+            text = f"the machine is DEGRADED: {self._run.box.reason}"
             return _MetricVerdict("metrics", Verdict.INCONCLUSIVE, text)
         return None
 
@@ -301,7 +301,7 @@ def _note_rates(
         if metrics and not trusted.metrics:
             report.rates_not_judged = f"{trusted.name} measured nothing"
         return
-    why = f"the box of {trusted.name} was DEGRADED"
+    why = f"the machine of {trusted.name} was DEGRADED"
     if trusted.rated is None:
         report.rates_not_judged = why
     else:

@@ -229,5 +229,5 @@ def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
     if file.unproven:
         yield Verdict.INVALID, f"unproven: {'; '.join(file.unproven)}"
     if required.box == "QUALIFIED" and file.box.state != "QUALIFIED":
-        state = f"the box is {file.box.state}, expected QUALIFIED ({file.box.reason})"
+        state = f"the machine is {file.box.state}, expected QUALIFIED ({file.box.reason})"
         yield Verdict.INCONCLUSIVE, state
