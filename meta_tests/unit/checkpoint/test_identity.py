@@ -102,6 +102,21 @@ def test_one_whole_file_is_enough_without_the_shards_of_another_format(file, is_
     assert (obstacle(NAME, tmp_path) is None) == is_present
 
 
+@pytest.mark.parametrize(
+    ("shards_here", "is_present"),
+    [
+        pytest.param(SHARDS[:1], False, id="one shard of two"),
+        pytest.param((), True, id="only the index"),
+    ],
+)
+def test_a_whole_bin_file_is_not_enough_beside_some_shards(shards_here, is_present, tmp_path):
+    """Engines load safetensors files if there are any, and a .bin file only otherwise."""
+    snapshot(tmp_path, "pytorch_model.bin", *shards_here, shards=SHARDS)
+    found = obstacle(NAME, tmp_path)
+    assert (found is None) == is_present, found
+    assert is_present or f"got no {SHARDS[1]} in" in found
+
+
 def test_an_index_that_cannot_be_read_is_left_to_the_engine(tmp_path):
     folder = snapshot(tmp_path, SHARDS[0], shards=SHARDS)
     (folder / "model.safetensors.index.json").write_text("[]", "utf-8")

@@ -30,8 +30,9 @@ _SHAPE = (
 _DRAFTERS = ("speculative_config.model", "speculative_draft_model_path")
 #: The placeholder for the model's folder, in which the drafter may be.
 _MODEL = "{model}"
+_SAFETENSORS = ".safetensors"
 #: The suffixes of files with weights.
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_WEIGHTS = (_SAFETENSORS, ".bin", ".pt", ".pth", ".gguf")
 #: The files that contain all weights of a checkpoint, unless they have an index.
 _WHOLE = ("model.safetensors", "pytorch_model.bin", "consolidated.safetensors")
 #: The suffix of the index of a checkpoint in several files.
@@ -130,9 +131,12 @@ def _missing_files(folder: Path) -> str:
     """Return the weight files that a folder lacks; empty if one format is complete.
 
     Blobs named ``*.incomplete`` prove nothing: an interrupted download of files that the engine
-    does not load leaves them, too.
+    does not load leaves them, too. If there are safetensors files, engines load no others.
     """
+    has_safetensors = any(file.is_file() for file in folder.glob(f"*{_SAFETENSORS}"))
     for name in _WHOLE:
+        if has_safetensors and not name.endswith(_SAFETENSORS):
+            continue
         if (folder / name).is_file() and not (folder / f"{name}{_INDEX_SUFFIX}").exists():
             return ""
     missing: list[str] = []
@@ -142,7 +146,7 @@ def _missing_files(folder: Path) -> str:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return ""  # the engine reports it
         absent = sorted(name for name in names if not (folder / name).is_file())
-        if not absent:
+        if not absent and (not has_safetensors or all(n.endswith(_SAFETENSORS) for n in names)):
             return ""
         missing = missing or absent
     if missing:
