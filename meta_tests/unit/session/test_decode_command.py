@@ -401,6 +401,36 @@ def test_a_message_names_only_options_of_the_command(words, message, profiled, m
         assert foreign not in err, foreign
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--prompt", "5000"],
+            "--prompt 5000 --tokens 64: expected a context of at least 5224 tokens, got 4608. "
+            "Give a shorter --prompt",
+        ),
+        (
+            ["--prompt", "500", "--engine-arg=--max-model-len=512"],
+            "expected a context of at least 724 tokens, got 512",
+        ),
+        (["--tokens", "600"], "--tokens 600: expected at most 464"),
+    ],
+    ids=["prompt", "context of an argument", "tokens"],
+)
+def test_lengths_beyond_the_context_are_refused_before_a_start(
+    words, message, profiled, monkeypatch
+):
+    """They were refused only after the server had started."""
+
+    def start(_settings):
+        raise AssertionError("expected no start")
+
+    monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("cpu", ""))
+    monkeypatch.setattr(decode_command, "open_session", start)
+    status, _, err = profiled("float32", "--profile", "cpu-tiny-gpt-oss", *words)
+    assert status == STATUS_USAGE and message in err
+
+
 @pytest.mark.slow("a start of vLLM; what follows from a trace is tested above")
 @pytest.mark.timeout(900)
 def test_a_configuration_is_started_profiled_and_stopped(profiled, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 from sm121.client import models
 from sm121.core import architecture, builds, templates
 from sm121.core import profile as profiles
+from sm121.core.engine_arguments import parse_options
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
@@ -22,16 +23,11 @@ from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime, Limits, StreamTime
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.evidence.profiler import (
-    LONGEST_ANSWER,
-    SETTLING_TOKENS,
-    NoProfiler,
-    profile_decode,
-)
+from sm121.evidence.profiler import NoProfiler, profile_decode
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
 from sm121.session import decode_backends, given_engine
-from sm121.session.decode_limits import limits_of
+from sm121.session.decode_limits import limits_of, longest_answer
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_kernels import GivenKernels
 from sm121.session.given_target import GivenTarget
@@ -56,9 +52,6 @@ TITLES: Mapping[Row, str] = {
 _VOCABULARY = 30_000
 #: The variable that sets the layout of vLLM's KV cache.
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
-#: Tokens in addition to the timed and the profiled ones, because some are generated before the
-#: profiler has started.
-_FEWEST_SPARE = 32
 _START_WITH = (
     "start vLLM (0.13 or later) with --profiler-config "
     '\'{"profiler": "torch", "torch_profiler_dir": "DIR", '
@@ -319,6 +312,10 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
     if request.configuration is not None:
         raise UsageError("--configuration: expected a URL or a file with it, got a configuration")
     _require_startable(chosen, request.target)
+    row = chosen.configurations[request.target]
+    given = parse_options((*chosen.engine.arguments, *row.arguments, *request.arguments))
+    length = given.get("max_model_len", "")
+    longest_answer(request.prompt, request.tokens, int(length) if length.isdecimal() else None)
     variables = dict(request.environment)
     if request.layout is not None:
         variables[_LAYOUT] = request.layout
@@ -471,16 +468,11 @@ def _take(
     """Time a token, then profile decode steps; both after a prompt of an exact length."""
     with endpoint.http() as http:
         listed = models.listed(http, f"{endpoint.base_url}: expected a list of models")
-    longest = LONGEST_ANSWER
+    context: int | None = None
     for model in listed["data"]:
         if model["id"] == endpoint.served_name and model.get("max_model_len"):
-            longest = min(longest, int(model["max_model_len"]) - request.prompt)
-    needed = SETTLING_TOKENS + 2 * request.tokens + _FEWEST_SPARE
-    if longest < needed:
-        raise UsageError(
-            f"--prompt {request.prompt} --tokens {request.tokens}: expected space for {needed} "
-            f"tokens after the prompt in the server's context, got {longest}"
-        )
+            context = int(model["max_model_len"])
+    longest = longest_answer(request.prompt, request.tokens, context)
     prompt = Prompts(endpoint, _VOCABULARY).make(request.prompt)
     trace = profile_decode(
         endpoint,

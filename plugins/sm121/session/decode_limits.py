@@ -1,9 +1,15 @@
-"""The time limits that `sm121 profile` judges."""
+"""The limits of `sm121 profile`: of times and of lengths."""
 
+from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
 from sm121.evidence import decode_parts
 from sm121.evidence.decode_time import Limits
+from sm121.evidence.profiler import LONGEST_ANSWER, SETTLING_TOKENS
+
+#: Tokens in addition to the timed and the profiled ones, because some are generated before the
+#: profiler has started.
+_FEWEST_SPARE = 32
 
 
 def limits_of(profile: Profile, prompt: int | None) -> Limits:
@@ -61,3 +67,28 @@ def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
             if deep >= depth and gate is not None:
                 return gate
     return None
+
+
+def longest_answer(prompt: int, tokens: int, context: int | None) -> int:
+    """Return the most tokens of the profiled answer.
+
+    Args:
+        prompt: Tokens of the prompt.
+        tokens: The fewest decode steps that are profiled.
+        context: The server's context, in tokens; None: unknown.
+
+    Raises:
+        UsageError: An answer behind the prompt is too short to time and to profile its steps.
+    """
+    needed = SETTLING_TOKENS + 2 * tokens + _FEWEST_SPARE
+    if needed > LONGEST_ANSWER:
+        most = (LONGEST_ANSWER - SETTLING_TOKENS - _FEWEST_SPARE) // 2
+        raise UsageError(f"--tokens {tokens}: expected at most {most}")
+    if context is None:
+        return LONGEST_ANSWER
+    if prompt + needed > context:
+        raise UsageError(
+            f"--prompt {prompt} --tokens {tokens}: expected a context of at least "
+            f"{prompt + needed} tokens, got {context}. Give a shorter --prompt"
+        )
+    return min(LONGEST_ANSWER, context - prompt)
