@@ -176,6 +176,23 @@ def test_the_backend_in_the_arguments_of_a_configuration_is_judged(
     assert profiled(trace, *words, "--backend", other)[0] == 0
 
 
+def test_a_profile_faster_than_the_memory_allows_has_a_remark(profiled, tmp_path):
+    """A trace of a smaller model, judged as gpt-oss-120b, met every limit without a remark."""
+    words = ("--profile", "sm121-gpt-oss-120b", "--configuration", "mxfp4")
+    trace = decode_traces.write(tmp_path / "smaller.pt.trace.json", layers=24)
+    status, out, _ = profiled(trace, *words)
+    remark = "**Remark**: a step: expected at least 12.1 ms, which the memory allows, got 7.41 ms."
+    assert status == 0 and remark in out, out
+    assert "MoE GEMM of a layer: expected at least 0.235 ms, which the memory allows, got" in out
+    assert "Check that this is a decode of the model of --profile, in the formats" in out
+    record = json.loads((tmp_path / "report" / "decode.json").read_text())
+    assert len(record["remarks"]) == 2
+    trace = decode_traces.write(tmp_path / "right.pt.trace.json", slower=1.4)
+    assert "Remark" not in profiled(trace, *words)[1]
+    table = profiled(DATA_FILE, *words)[1]
+    assert "Remark" not in table, "a table of nsys has no steps"
+
+
 def test_a_configuration_without_a_known_backend_is_not_run(profiled, tmp_path):
     trace = decode_traces.write(tmp_path / "w.pt.trace.json")
     mine = tmp_path / "mine.toml"

@@ -27,7 +27,7 @@ from sm121.evidence.profiler import NoProfiler, profile_decode
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
 from sm121.session import decode_backends, given_engine
-from sm121.session.decode_limits import limits_of, longest_answer
+from sm121.session.decode_limits import faster_than_memory, limits_of, longest_answer
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_kernels import GivenKernels
 from sm121.session.given_target import GivenTarget
@@ -134,6 +134,7 @@ class DecodeResult:
         time: Their times by part; None on a CPU.
         faults: The unmet requirements.
         not_run: The requirements that could not be judged, with the reasons.
+        remarks: The times that are shorter than the memory allows.
         follows: The conclusions, by the decision table of the SM121 testing guide
             (`docs/from-the-plan.md`).
     """
@@ -143,6 +144,7 @@ class DecodeResult:
     time: DecodeTime | None
     faults: list[str]
     not_run: list[str]
+    remarks: list[str]
     follows: list[str]
 
     @property
@@ -161,6 +163,7 @@ class DecodeResult:
             time=self.time,
             faults=self.faults,
             not_run=self.not_run,
+            remarks=self.remarks,
             follows=self.follows,
             titles=TITLES,
             operators=kernel_profile.table(self.profile),
@@ -173,6 +176,7 @@ class DecodeResult:
             "decode": None if self.time is None else self.time.model_dump(mode="json"),
             "faults": self.faults,
             "not_run": self.not_run,
+            "remarks": self.remarks,
             "follows": self.follows,
             "kernels": self.profile.model_dump(mode="json"),
         }
@@ -199,6 +203,7 @@ def run(request: DecodeRequest) -> DecodeResult:
     faults = list(subject.faults)
     if time is None:
         not_run = ["kernels: expected a trace of a GPU, got one of a CPU. No limit is judged"]
+        remarks: list[str] = []
         follows: list[str] = []
     else:
         judgement = decode_time.judge(profile, time, subject.limits, backends=subject.backends)
@@ -206,8 +211,9 @@ def run(request: DecodeRequest) -> DecodeResult:
         not_run = judgement.not_run
         if subject.no_backend:
             not_run.insert(0, subject.no_backend)
+        remarks = faster_than_memory(time, subject.bound_ms, subject.moe_bound_ms)
         follows = decode_time.follows(time)
-    result = DecodeResult(subject, profile, time, faults, not_run, follows)
+    result = DecodeResult(subject, profile, time, faults, not_run, remarks, follows)
     request.output.mkdir(parents=True, exist_ok=True)
     write_text(result.text(), request.output / "decode.md")
     write_text(json.dumps(result.record(), indent=2) + "\n", request.output / "decode.json")

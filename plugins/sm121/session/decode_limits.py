@@ -1,15 +1,18 @@
-"""The limits of `sm121 profile`: of times and of lengths."""
+"""The limits of `sm121 profile`: of times, of lengths, and those that the memory sets."""
 
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
 from sm121.evidence import decode_parts
-from sm121.evidence.decode_time import Limits
+from sm121.evidence.decode_time import DecodeTime, Limits
 from sm121.evidence.profiler import LONGEST_ANSWER, SETTLING_TOKENS
 
 #: Tokens in addition to the timed and the profiled ones, because some are generated before the
 #: profiler has started.
 _FEWEST_SPARE = 32
+#: A measured time may be shorter than the one that the memory allows by this share: the bandwidth
+#: is that of healthy machines, and one may be faster.
+_FASTER = 0.05
 
 
 def limits_of(profile: Profile, prompt: int | None) -> Limits:
@@ -92,3 +95,27 @@ def longest_answer(prompt: int, tokens: int, context: int | None) -> int:
             f"{prompt + needed} tokens, got {context}. Give a shorter --prompt"
         )
     return min(LONGEST_ANSWER, context - prompt)
+
+
+def faster_than_memory(
+    time: DecodeTime, bound_ms: float | None, moe_bound_ms: float | None
+) -> list[str]:
+    """Return a line for each time that is shorter than the memory allows.
+
+    Args:
+        time: The times of the steps.
+        bound_ms: The shortest time of a step; None: unknown.
+        moe_bound_ms: The shortest time of the experts of one layer; None: unknown.
+    """
+    lines = []
+    for name, took, least in (
+        ("a step", time.step_ms, bound_ms),
+        ("MoE GEMM of a layer", time.moe_layer_ms, moe_bound_ms),
+    ):
+        if took is not None and least is not None and took < least * (1.0 - _FASTER):
+            lines.append(
+                f"{name}: expected at least {least:.3g} ms, which the memory allows, got "
+                f"{took:.3g} ms. Check that this is a decode of the model of --profile, in the "
+                "formats of the configuration"
+            )
+    return lines
