@@ -177,13 +177,21 @@ def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
         measured(tmp_path, monkeypatch, (0, 0), writes=False)
 
 
-def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch):
+def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch, tmp_path):
     """The message of `side_by_side` says how to name an interpreter.
 
     It named --engine-python, which the command does not have."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(UsageError, match=r"^sglang: .*Name its interpreter: sglang=PYTHON$"):
         side_by_side.check(side_by_side.parse("sglang"))
+    named = f"sglang={sys.executable}"
+    with pytest.raises(UsageError, match=f"^{named}: expected an environment with SGLang") as wrong:
+        side_by_side.check(side_by_side.parse(named))
+    other = f"llama-cpp={executable(tmp_path / 'no-program', 'exit 1').parent / 'no-program'}"
+    Path(other.partition("=")[2]).chmod(0o644)
+    with pytest.raises(UsageError, match=f"^{other}: expected llama-server") as refused:
+        side_by_side.check(side_by_side.parse(other))
+    assert "--engine-" not in f"{wrong.value} {refused.value}"
 
 
 def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.errors import UsageError
+from sm121.core.errors import OptionError
 from sm121.engines.python_engine import own_options
 
 _WITHIN_S = 60.0
@@ -118,7 +118,8 @@ def _run(
             command, capture_output=True, text=True, timeout=_WITHIN_S, env=dict(environment)
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(
-            f"--engine-binary {program}: expected llama-server ({error}); build it from "
-            "llama.cpp (`cmake -B build && cmake --build build --target llama-server`)"
+        raise OptionError(
+            "--engine-binary",
+            f"{program}: expected llama-server ({error}); build it from llama.cpp "
+            "(`cmake -B build && cmake --build build --target llama-server`)",
         ) from error

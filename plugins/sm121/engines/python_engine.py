@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from sm121.core import interpreter
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.errors import UsageError
+from sm121.core.errors import OptionError, UsageError
 from sm121.engines.ports import LOOPBACK
 
 #: Scripts that run in the engine's interpreter, without the suite.
@@ -62,19 +62,20 @@ class PythonEngine:
             environment: The whole environment of the engine.
 
         Raises:
-            UsageError: The interpreter does not exist, or the engine is not installed in it.
+            OptionError: The interpreter does not exist, or the engine is not installed in it.
         """
         try:
             release = _version_once(python, self.name, frozenset(environment.items()))
         except interpreter.NoAnswer as error:
-            raise UsageError(
-                f"--engine-python {python}: expected a Python interpreter that reports its "
-                f"version of {self.title} ({error})"
+            raise OptionError(
+                "--engine-python",
+                f"{python}: expected a Python interpreter that reports its version of "
+                f"{self.title} ({error})",
             ) from error
         if release is None:
-            raise UsageError(
-                f"--engine-python {python}: expected an environment with {self.title}, got none "
-                f"({self.remedy})"
+            raise OptionError(
+                "--engine-python",
+                f"{python}: expected an environment with {self.title}, got none ({self.remedy})",
             )
         return release["version"] or None
 

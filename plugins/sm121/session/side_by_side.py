@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.core import own_tests
-from sm121.core.errors import UsageError
+from sm121.core.errors import OptionError, UsageError
 from sm121.engines import registry
 from sm121.engines.protocol import Program
 from sm121.report import comparison
@@ -69,11 +69,11 @@ def check(contestant: Contestant) -> None:
             )
     try:
         engine.check_interpreter(path or sys.executable, os.environ)
-    except UsageError as error:
-        if path is not None:
-            raise
+    except OptionError as error:  # the message names an option of pytest
         name = contestant.name
-        raise UsageError(f"{name}: {error}. Name its interpreter: {name}=PYTHON") from error
+        if path is not None:
+            raise UsageError(f"{name}={error.fault}") from error
+        raise UsageError(f"{name}: {error.fault}. Name its interpreter: {name}=PYTHON") from error
 
 
 def run(
