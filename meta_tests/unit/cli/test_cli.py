@@ -2,6 +2,7 @@
 found."""
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -335,6 +336,14 @@ def test_a_log_in_a_pipe_is_read(capsys):
 def _write(descriptor: int, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+
+
+def test_a_jit_cache_without_modules_is_one_line(tmp_path, capsys):
+    """The command printed a kernel path of which every value was null."""
+    assert cli.main(["path", "--jit-cache", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: no compiled modules\n"
+    assert cli.main(["path", "--json", "--jit-cache", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["jit_cache"] == []
 
 
 def test_path_without_docker_names_the_other_sources(monkeypatch, capsys, tmp_path):

@@ -177,6 +177,10 @@ class _Reading:
                 sys.stdout.write(kernel_profile.table(profile))
                 return
             self._add_kernels(profile)
+        if self._shows_nothing():
+            for folder in self.request.jit_caches or ():
+                sys.stdout.write(f"{folder}: no compiled modules\n")
+            return
         self.path = requested.of_log(self.path, engine)
         ranks = spanning.of_logs(self.logs, engine)
         bound: RateBound | None = None
@@ -187,6 +191,11 @@ class _Reading:
             self._print_table(known, ranks, bound)
         else:
             self._print_json(ranks, bound)
+
+    def _shows_nothing(self) -> bool:
+        """Whether caches without a module are the only sources, and no JSON was requested."""
+        others = self.logs or self.request.metrics or self.request.trace or self.request.as_json
+        return not others and self.answer.get("jit_cache") == []
 
     def _print_table(self, known: str | None, ranks: RanksOfLogs, bound: RateBound | None) -> None:
         name = known or "engine not known"
