@@ -175,7 +175,8 @@ def test_no_list_of_the_review_may_be_empty(tmp_path):
     for name in ("assumptions", "inefficiencies", "alternatives", "upstream_todos", "experiments"):
         file = tmp_path / f"{name}.toml"
         file.write_text(re.sub(rf"(?s){name} = \[.*?\n\]", f"{name} = []", text))
-        with pytest.raises(errors.UsageError, match=f"review.{name}"):
+        words = rf"key review.{name}: expected at least 1 entry, got 0$"
+        with pytest.raises(errors.UsageError, match=words):
             hypothesis.load(file)
 
 

@@ -311,6 +311,10 @@ def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any
         expected = f"unknown key; expected one of {', '.join(keys)}"
     elif first["type"] == "missing":
         expected = "required key is missing"
+    elif first["type"] == "too_short":
+        sizes = first["ctx"]
+        noun = "entry" if sizes["min_length"] == 1 else "entries"
+        expected = f"expected at least {sizes['min_length']} {noun}, got {sizes['actual_length']}"
     elif first["type"] == "value_error":  # raised by a validator, whose message contains the value
         expected = first["msg"].removeprefix("Value error, ")
     else:
