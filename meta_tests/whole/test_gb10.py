@@ -145,9 +145,6 @@ def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
 
     No GPU kernels run on the simulated GB10, so the gate does not pass. A start takes 4 s here, so
     the comparison of starts may be INCONCLUSIVE if other processes use the machine.
-
-    No kernels run on the stand-in, so the gate does not pass. Starts take 4 s here, so their
-    comparison may be undecided beside other work.
     """
     box = Machine(tmp_path / "gb10", BUILD, behind, version=TAGGED)
     box.build()

@@ -113,6 +113,8 @@ class Machine:
     warm: Sequence[str] = tuple(HEALTHY_ONE["warm"])
     #: Whether one server spans this machine and another one.
     two: bool = False
+    #: The drafter of speculative decoding in the hub's cache; empty for none.
+    drafter: str = ""
     #: The architecture of the machine code in vLLM's libraries.
     code: str = "121a"
     #: Lines of dmesg. They appear a moment after the start.
@@ -135,6 +137,16 @@ class Machine:
             self.profile = self.folder / "two.toml"
             self.profile.write_text(text, "utf-8")
             self.settings = {"node_log": str(self.folder / "node1.log"), **self.settings}
+        if self.drafter:
+            self.environment = {"HF_HOME": str(self.folder), **self.environment}
+            cached = self.folder / "hub" / f"models--{self.drafter.replace('/', '--')}"
+            for file, text in (
+                ("refs/main", "a1b2"),
+                ("snapshots/a1b2/config.json", "{}"),
+                ("snapshots/a1b2/model.safetensors", ""),
+            ):
+                (cached / file).parent.mkdir(parents=True, exist_ok=True)
+                (cached / file).write_text(text, "utf-8")
         library = self.folder / "lib" / "libnvidia-ml.so.1"
         library.parent.mkdir(exist_ok=True)
         subprocess.run(

@@ -25,6 +25,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from meta_tests.fakes.gb10.drafts import Drafts
 from meta_tests.fakes.gb10.start_log import BUILD, Log, Settings, compiling, data
 from meta_tests.fakes.timed_server import COMPILED, Pace, Plan, TimedServer
 from sm121.core.engine_arguments import one_line, options
@@ -139,11 +140,20 @@ class Gb10(TimedServer):
     vocabulary = 94
 
     def __init__(
-        self, settings: Settings, release: Release | Build, args: Any, core: subprocess.Popen
+        self,
+        settings: Settings,
+        release: Release | Build,
+        args: Any,
+        core: subprocess.Popen,
+        drafter: Drafts | None,
     ) -> None:
         self.streams = release.streams if isinstance(release, Build) else 0
-        pace = Pace(echo="asked", prompts="turns", slots=self.streams)
+        steps = "1" if drafter else ""  # `_plan` decides how many tokens a step has
+        pace = Pace(echo="asked", prompts="turns", slots=self.streams, steps=steps)
         super().__init__(pace, args.served_model_name, None)
+        self.drafter = drafter
+        #: The tokens of timed requests, without the first token of each.
+        self.drafted = 0
         self.root = args.model
         self.settings = settings
         self.release = release
@@ -226,6 +236,7 @@ class Gb10(TimedServer):
         """Return the metrics that the real vLLM has counted since this start, plus those of timed
         requests."""
         lines = []
+        untimed = {"vllm:generation_tokens_total": 0.0, "vllm:request_success_total": 0.0}
         for line in (await self._behind()).splitlines():
             name, _, value = line.rpartition(" ")
             bare = name.partition("{")[0]
@@ -238,9 +249,23 @@ class Gb10(TimedServer):
                 counted = float(getattr(self, _COUNTED[bare])) if bare in _COUNTED else 0.0
                 if self.settings.tenant_rate:
                     counted += self._of_the_other(bare)
-                total = float(value) - (0.0 if gauge else self.before.get(name, 0.0)) + counted
-                lines.append(f"{name} {total}")
+                since = float(value) - (0.0 if gauge else self.before.get(name, 0.0))
+                if bare in untimed:
+                    untimed[bare] += since
+                lines.append(f"{name} {since + counted}")
+        if self.drafter is not None:
+            generated, requests = untimed.values()
+            drafted = max(0, round(generated - requests))  # a request's first token is not drafted
+            steps = self.drafts + round(drafted / self.drafter.step_tokens)
+            counted = self.drafter.counters(steps, self.drafted + drafted)
+            lines += [f"{name} {value}" for name, value in counted.items()]
         return web.Response(text="\n".join(lines) + "\n")
+
+    def _count(self, pace: Pace, tokens: int, plan: Plan | None = None) -> None:
+        super()._count(pace, tokens, plan)
+        if plan is not None and self.drafter is not None:
+            self.drafts += len({*plan.at}) - 1
+            self.drafted += plan.tokens - 1
 
     def _of_the_other(self, counter: str) -> float:
         seconds = time.time() - _BEGAN
@@ -301,9 +326,11 @@ class Gb10(TimedServer):
         busy = min(self.running, self.streams or self.running)
         crowd = 1.0 + (busy - 1) * (8 / 3 - 1) / 7 if busy > 1 else 1.0
         drift = self.settings.drift if self._late() else 1.0
-        for made in range(tokens - 1):
-            step = crowd / (self._rate(prompt_tokens + made, 1) * drift)
-            at.append(at[-1] + step)
+        mean = 1.0 if self.drafter is None else self.drafter.step_tokens
+        sizes = [1] * (tokens - 1) if self.drafter is None else self.drafter.sizes(tokens - 1)
+        for size in sizes:
+            step = mean * crowd / (self._rate(prompt_tokens + len(at) - 1, 1) * drift)
+            at += [at[-1] + step] * size
         return Plan(tokens, [int(second * 1e9) for second in at])
 
     def _die(self) -> None:
@@ -411,9 +438,11 @@ def _release(
 
 
 def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Popen) -> None:
+    drafter = Drafts.of(others, settings.accepted)
     values = {
         "version": settings.version, "model": args.model, "served": args.served_model_name,
-        "port": args.port, "pid": os.getpid(), "speculation": None,
+        "port": args.port, "pid": os.getpid(), "speculation": drafter,
+        "eager": "--enforce-eager" in others,
         "load_format": "fastsafetensors",
         "arguments": {"model_tag": args.model, "host": args.host, "port": args.port},
     }  # fmt: skip
@@ -428,6 +457,7 @@ def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Po
         lines = [line | {"at": line[at]} for line in release.lines if at in line]
     else:
         release, lines = _release(settings, others, values, log)
+        lines = [line for line in lines if line.get("unless") not in others]
     if log.two:
         lines += [line for line in log.two["line"] if line.get("unless") != settings.release]
     with Path(settings.state).open("a", encoding="utf-8") as state:
@@ -441,7 +471,7 @@ def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Po
         log.write(entry)
         if "status" in entry:
             sys.exit(entry["status"])
-    server = Gb10(settings, release, args, core)
+    server = Gb10(settings, release, args, core, drafter)
     with contextlib.suppress(KeyboardInterrupt):
         web.run_app(server.application(), host=args.host, port=args.port, print=None,
                     access_log=None, shutdown_timeout=1.0)  # fmt: skip

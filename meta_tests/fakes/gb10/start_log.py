@@ -43,6 +43,9 @@ class Settings:
     compiles: dict[str, float] = field(default_factory=dict)
     #: The faults of the start: names in ``faults.toml``.
     faults: list[str] = field(default_factory=list)
+    #: The share of the drafts whose token is accepted, by the token's position in the draft. It
+    #: applies if the server's arguments request speculative decoding.
+    accepted: list[float] = field(default_factory=lambda: [0.75, 0.6, 0.45])
     #: The decode rate is multiplied by this factor, half a minute after the first timed request.
     drift: float = 1.0
     #: The engine's process dies this many seconds after the first timed request; with 0, it does
