@@ -137,7 +137,7 @@ wheelhouse: ## every wheel for an offline installation, in WHEELHOUSE, for MACHI
 	  $(PYTHON) -m pip download -q --progress-bar off --dest $(WHEELHOUSE) --only-binary=:all: \
 	    --implementation cp --python-version $$python --platform manylinux2014_$$machine \
 	    $(foreach glibc,$(GLIBC),--platform manylinux_2_$(glibc)_$$machine) \
-	    $(WHEELHOUSE)/sm121_conformance-*.whl 'setuptools>=70.1'; \
+	    $(WHEELHOUSE)/sm121_conformance-*.whl 'setuptools>=77'; \
 	done; done
 	@du -sh $(WHEELHOUSE)
 
