@@ -1,5 +1,6 @@
 """Fixtures for testing the suite: real processes, real servers with known faults, whole runs."""
 
+import atexit
 import functools
 import gc
 import itertools
@@ -63,6 +64,7 @@ _TEMPLATE = pytest.StashKey[Template]()
 # The suite's own tests run in parallel, and a measuring run must not refuse another one. Therefore
 # they do not use the machine's lock: this variable names another folder for it.
 _LOCKS = tempfile.TemporaryDirectory(prefix="meta-locks-")
+atexit.register(_LOCKS.cleanup)  # otherwise pytest 8.2 shows a ResourceWarning at the end
 if MARK not in os.environ:
     os.environ["SM121_LOCKS"] = _LOCKS.name
 

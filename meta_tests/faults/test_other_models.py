@@ -6,6 +6,7 @@ import pytest
 
 from meta_tests.faults import other_models, other_models_llama_cpp
 from meta_tests.faults.other_models import FAMILIES, GOLDEN, GROUPS, OtherModel, one_scale
+from meta_tests.releases import needs_torch
 from sm121.core.verdict import Verdict
 from sm121.run import verdict_file
 
@@ -19,6 +20,7 @@ SAMPLE = dataclasses.replace(
 )
 
 
+@needs_torch
 @pytest.mark.timeout(600)
 def test_the_second_run_of_an_unchanged_server_is_green(tmp_path):
     """With the three commands of docs/another-model.md, a second run on an unchanged server passes.

@@ -214,6 +214,7 @@ def test_an_option_of_another_plugin_is_one_line(project, run, named_by):
     assert done.returncode == 1 and "Traceback" not in done.stdout, done.stdout
 
 
+@needs("pytest", "9", "it ignores the options of a conftest.py below the root")
 def test_a_worker_shows_the_line_in_the_place_of_a_traceback(project, run):
     (project / "below").mkdir()
     (project / "below" / "conftest.py").write_text(THEIRS)

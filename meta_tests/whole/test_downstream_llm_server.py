@@ -16,6 +16,7 @@ import pytest
 
 from meta_tests.fakes.servers import fault_server
 from meta_tests.folders import META, ROOT
+from meta_tests.releases import needs
 from sm121.core.waiting import until
 from sm121.engines.process_tree import marked
 
@@ -218,6 +219,7 @@ def test_a_project_that_does_not_use_it_notices_nothing(project):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@needs("pytest", "9", "two options of one name are a traceback")
 def test_an_option_of_theirs_with_a_name_of_the_plugin_is_one_line(project):
     (project / "conftest.py").write_text(THEIRS.replace("--base-url", "--llm-model"))
     done = run(project)
@@ -226,6 +228,7 @@ def test_an_option_of_theirs_with_a_name_of_the_plugin_is_one_line(project):
     assert done.returncode == 4 and line.startswith(expected), line
 
 
+@needs("pytest", "9", "two options of one name are a traceback")
 @pytest.mark.parametrize("named_by", ["-p", "conftest.py"])
 def test_an_option_of_another_plugin_is_one_line(project, named_by):
     (project / "theirs.py").write_text(THEIRS.replace("--base-url", "--llm-model"))

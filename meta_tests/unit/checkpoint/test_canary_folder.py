@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meta_tests.releases import needs_torch
 from sm121.checkpoint import canary, tokenizer
 from sm121.core import profile
 from sm121.session import target
@@ -39,6 +40,7 @@ def test_other_weights_have_another_folder(monkeypatch):
     assert canary.folder() != ours and canary.folder().parent == ours.parent
 
 
+@needs_torch
 def test_a_run_serves_the_canary_of_that_folder(tmp_path, monkeypatch):
     project = tmp_path / "project"
     monkeypatch.setenv("SM121_CANARY", str(tmp_path / "canary"))

@@ -3,8 +3,9 @@
 import pytest
 
 from meta_tests.folders import DATA, ROOT
+from meta_tests.releases import needs_torch
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), needs_torch]
 
 
 @pytest.fixture

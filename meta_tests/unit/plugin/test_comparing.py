@@ -326,7 +326,7 @@ def test_a_slower_benchmark_outside_the_levels_is_red_in_a_shard_that_measures_n
     """A slower benchmark outside of the levels is red in a shard that measures no level.
     pytest-benchmark finds it, and the suite adopts this result."""
     own = tmp_path / "test_own_speed.py"
-    limit = "--benchmark-compare-fail=median:100%"
+    limit = "--benchmark-compare-fail=median:90%"  # release 5.0 reads two digits
 
     def run(seconds: float, *options: str):
         own.write_text(

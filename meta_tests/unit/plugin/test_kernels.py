@@ -15,6 +15,7 @@ import pytest
 
 from meta_tests.fakes.run_events import stand_in
 from meta_tests.folders import FAKES
+from meta_tests.releases import needs_torch
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun
 from sm121.plugin.kernels import _Processes
@@ -189,6 +190,7 @@ def test_an_attached_servers_build_is_not_known(certify):
     assert processes.of("torch") is processes.here and len(remarks) == 1, "of no engine"
 
 
+@needs_torch
 @pytest.mark.timeout(240)
 def test_the_engine_starts_warm_after_the_level(toolkit):
     """After the kernel level, the engine starts with warm caches.
