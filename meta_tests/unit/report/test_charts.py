@@ -338,7 +338,10 @@ def test_references_are_drawn_only_beside_what_they_are_of(passed):
     assert by_name["llama.cpp"]["tg32@d0"] == 57.85 and by_name["SGLang"]["tg32@d0"] == 52.37
     assert published.comparable(passed.run) is None and "llama.cpp (tg32)" in page.html(passed)
     passed.run.arch = "cpu"
-    assert published.comparable(passed.run) == "they are of sm121, this run is of cpu"
+    assert (
+        published.comparable(passed.run)
+        == "the documented numbers are of sm121, this run is of cpu"
+    )
 
 
 def test_memory_is_shown_as_it_was_sampled(runs):

@@ -160,7 +160,7 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
         pytest.param(
             {"trace": "off"},
             {},
-            "off in the profile or by --kernel-trace",
+            "the profile or --kernel-trace switches it off",
             id="trace off, says off",
         ),
         pytest.param({}, {}, "has no option --profiler-config", id="no option --profiler-config"),

@@ -65,7 +65,7 @@ def test_a_certificate_without_an_oracle_needs_a_golden_file():
     update = {"cannot": cannot, "log_probability_tolerance": {}}
     judging = CPU.model_copy(update={"correctness": before.model_copy(update=update)})
     run = certified(without(whole(judging), "golden_file"), judging)
-    assert not run.certified and "golden file (--golden PATH), and no oracle" in run.reason
+    assert not run.certified and "golden file (--golden PATH), and there is no oracle" in run.reason
     assert certified(without(whole(), "golden_file")).certified
 
 

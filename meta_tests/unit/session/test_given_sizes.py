@@ -38,7 +38,7 @@ def test_with_another_prompt_no_gate_of_a_rate_is_asked():
     [
         ({}, []),
         ({"pp": "2048"}, []),
-        ({"pp": "512"}, ["--pp 512 leaves out the gates of rates and times"]),
+        ({"pp": "512"}, ["--pp 512: the gates on rates and times are left out"]),
         (
             {"requests": "20"},
             ["--requests, --crowd: the load was 20 requests, 8 at the same time"],

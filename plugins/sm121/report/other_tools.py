@@ -69,7 +69,7 @@ def _benchy_notes(data: dict[str, Any]) -> list[str]:
             f"latency mode {data['latency_mode']}, {latency} subtracted from the time of pp"
         )
     if data.get("prefix_caching_enabled"):
-        notes.append("prefix caching was on: pp at a depth is warm")
+        notes.append("prefix caching was on, so pp at a depth found its context in the cache")
     return notes
 
 

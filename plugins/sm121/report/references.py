@@ -48,10 +48,12 @@ class References(DataTable):
             The reason; None if machine and model are the same.
         """
         if run.arch != self.target.arch:
-            return f"they are of {self.target.arch}, this run is of {run.arch or 'unknown'}"
+            here = run.arch or "unknown"
+            return f"the documented numbers are of {self.target.arch}, this run is of {here}"
         names = (run.engine.model, run.profile)
         if not any(self.target.model in text for text in names):
-            return f"they are of {self.target.model}, this run is of {run.engine.model}"
+            here = run.engine.model
+            return f"the documented numbers are of {self.target.model}, this run is of {here}"
         return None
 
 

@@ -35,7 +35,7 @@ def profile_decode_steps(run: Run, server: Server, *, mode: str) -> KernelProfil
         )
     if configuration.traces is None:
         if mode == "off":
-            raise NotRun("kernels are not profiled: off in the profile or by --kernel-trace")
+            raise NotRun("kernels are not profiled: the profile or --kernel-trace switches it off")
         raise NotRun(
             f"{server.engine} was started without the suite's profiler: it has no option "
             "--profiler-config (vLLM 0.13 or later has it), or --engine-arg sets that option"

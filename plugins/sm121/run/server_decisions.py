@@ -149,8 +149,8 @@ def unclean(name: str, report: StopReport) -> TestReport:
     survivors = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
     died = f"it died of {report.crash}; " if report.crash else ""
     fact = Fact(
-        "an orderly end of the stopped server that leaves nothing",
-        f"{died}{survivors}; port free: {report.port_free}; "
+        "the stopped server to end in order and to leave nothing behind",
+        f"{died}left: {survivors}; port free: {report.port_free}; "
         f"memory missing: {report.memory.missing_bytes / 2**30:.1f} GiB",
         evidence=f"{report.log}",
     )

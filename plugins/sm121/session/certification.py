@@ -149,8 +149,8 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
     certify = profile.certify
     why = profile.correctness.cannot.get("oracle")
     if why is not None and "correctness" in certify.levels and _GOLDEN not in passed:
-        gap = "the answers were not compared with a golden file (--golden PATH), and no oracle"
-        yield Verdict.NOT_RUN, f"{gap}: {why}"
+        gap = "the answers were not compared with a golden file (--golden PATH), and there is "
+        yield Verdict.NOT_RUN, f"{gap}no oracle: {why}"
     if certify.soak_s and SOAK not in passed:
         yield Verdict.NOT_RUN, f"no soak passed (--soak {certify.soak_s:g}s)"
     if "kernel" not in certify.levels:

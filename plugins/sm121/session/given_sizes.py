@@ -76,7 +76,7 @@ class GivenSizes:
         lines = []
         has_rates = any(gate.unit in _OF_A_PROMPT for gate in judged.performance.gates)
         if self.prompt_tokens is not None and not has_rates:
-            lines.append(f"--pp {self.prompt_tokens} leaves out the gates of rates and times")
+            lines.append(f"--pp {self.prompt_tokens}: the gates on rates and times are left out")
         if self.requests is not None or self.crowd is not None:
             stress = judged.stress
             lines.append(
