@@ -72,7 +72,7 @@ from sm121.session.settings import Settings
         ),
         pytest.param(
             ("sh", "-c", "echo 'sm121-node {\"facts\": 3}'; exec sleep 60"),
-            "got other fields from it",
+            "got other fields",
             id="the facts of another suite",
             marks=pytest.mark.slow,
         ),
@@ -84,7 +84,7 @@ from sm121.session.settings import Settings
         ),
         pytest.param(
             ("sh", "-c", "printf 'Welcome: '; echo 'sm121-node {\"facts\": 3}'; exec sleep 60"),
-            "got other fields from it",
+            "got other fields",
             id="a banner without an end before its answer",
         ),
         pytest.param(
