@@ -230,7 +230,9 @@ def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: flo
         verdict = Verdict.FAIL
     else:
         undecided = passing if passing.verdict is Verdict.INCONCLUSIVE else failing
-        evidence = f"; against {undecided.fact.requirement}: {undecided.fact.evidence}"
+        evidence = (
+            f"; undecided whether it is {undecided.fact.requirement}: {undecided.fact.evidence}"
+        )
         if undecided.verdict is not Verdict.INCONCLUSIVE:
             evidence = "; the stored interval is too wide: store a run of more rounds"
     value = metric.estimate.value

@@ -24,7 +24,7 @@ def of_start(error: StartError) -> Cause:
     """
     return error.cause_or_hang(
         owner="the engine; or the limit of the start is too low for this model",
-        remedy="read the end of its log, and the stacks in the crash bundle",
+        remedy="read the end of the server's log, and the stacks in the crash bundle",
     )
 
 

@@ -44,7 +44,7 @@ def test_noisy_starts_are_inconclusive_and_one_pair_decides_nothing():
     assert noisy.count(Verdict.INCONCLUSIVE) >= 45
     alone = judged(0.5, pairs=1, seed=1)["tg32@d0"]
     assert alone.verdict is Verdict.INCONCLUSIVE and alone.ci_low is None and alone.ci_high is None
-    assert "no interval: that needs two pairs" in alone.text and "inf" not in alone.text
+    assert "no interval, which needs two pairs" in alone.text and "inf" not in alone.text
     open_one = answer(visits(0.5, pairs=1, seed=1), metric="tg32@d0", change_at_least=0.1)
     assert open_one.verdict is Verdict.INCONCLUSIVE and "two pairs" in open_one.note
 

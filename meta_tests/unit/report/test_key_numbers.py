@@ -77,12 +77,14 @@ def test_a_bound_of_a_busy_machine_is_marked(tmp_path, device, others, share, sa
         metric.roofline = None
     report.run.metrics["tg32@d0"].roofline = share
     report.run.box.before = reading(device=device, other_load=others)
-    lines = [line for line in closing_lines(report) if line.startswith("bound: ")]
+    lines = [line for line in closing_lines(report) if line.startswith("bound of the rates: ")]
     assert len(lines) == (said is not None) and all(said in line for line in lines), lines
     html = page.html(report)
     first_screen = html[html.index('id="verdict"') : html.index('aria-label="Levels"')]
     for text in (first_screen, summary.markdown(report.run, report).replace("\\", "")):
-        assert ("bound: not reliable" in text) == (said is not None) and (said or "") in text
+        assert ("bound of the rates: not reliable" in text) == (said is not None) and (
+            said or ""
+        ) in text
 
 
 def test_left_out_checks_are_listed_between_numbers_and_verdict(tmp_path):

@@ -327,7 +327,7 @@ def test_the_whole_log_is_advised_only_if_it_can_help(draft, tmp_path, arch, eng
 
 def test_a_log_that_was_given_and_not_read_is_not_asked_for_again(draft):
     made = draft()
-    why = "--server-log server.log is not proven to be this server's: it got no line about the requests"
+    why = "--server-log server.log is not proven to be this server's: it got no line"
     server = dataclasses.replace(made.facts.server, why_no_log=why)
     facts = dataclasses.replace(made.facts, server=server)
     text = Draft("tiny", "cpu", DATE, facts, made.known, None).text("canary")

@@ -95,7 +95,7 @@ def measure(
         measured.samples[top1].append(fmean(map(_likeliest, places)))
     text = oracle_texts.exams().get(exam or "")
     if text is None or text.name not in file.unrounded:
-        measured.reasons[right] = f"the reference has no right answers of exam {exam}"
+        measured.reasons[right] = f"the reference contains no correct answers to exam {exam}"
     else:
         try:
             samples = _right_answers(asker, text, file.unrounded[text.name])

@@ -62,7 +62,7 @@ class Vocabulary:
         behind = last_sign == _REPLACED
         if any(_same(whole, text, behind=behind) for whole in expected):
             return None
-        return f"the text {text!r} for ids that are {expected[0].decode('utf-8', 'replace')!r}"
+        return f"the text {text!r} for ids whose text is {expected[0].decode('utf-8', 'replace')!r}"
 
     def _bytes(self, ids: Sequence[int], *, special: bool) -> bytes:
         content = b""

@@ -107,7 +107,7 @@ class Change:
         if self.ratio is None:
             return "not known"
         if self.ci_low is None or self.ci_high is None:
-            return f"{self.ratio:.3f} (no interval: that needs two pairs)"
+            return f"{self.ratio:.3f} (no interval, which needs two pairs)"
         return f"{self.ratio:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}]"
 
     @property

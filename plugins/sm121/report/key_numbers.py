@@ -207,7 +207,7 @@ def bound_doubt(run: VerdictFile) -> str | None:
         why = f"other processes took {load} of the CPU while the memory bandwidth was measured"
     if above:
         why += f" ({', '.join(above[:_MOST_ABOVE])})"
-    return f"bound: not reliable: {why}. Run again on a quiet machine"
+    return f"bound of the rates: not reliable: {why}. Run again on a quiet machine"
 
 
 def _is_bad(run: VerdictFile, name: str) -> bool:

@@ -124,7 +124,7 @@ def _gaps_of_levels(
     for level in levels:
         tests = [test for test in file.tests if test.level == level]
         if not tests:
-            yield Verdict.NOT_RUN, f"level {level} has no test that was selected"
+            yield Verdict.NOT_RUN, f"no test of level {level} was selected"
         skipped = [test.id for test in tests if test.skipped and test.id not in inapplicable]
         if skipped:
             yield Verdict.NOT_RUN, f"{len(skipped)} tests of {level} were skipped ({skipped[0]})"

@@ -97,7 +97,7 @@ class Session:
         """
         engine = registry.engine(self.settings.engine.name)
         if isinstance(engine, protocol.Program):
-            raise NotRun(f"{engine.program} is a program: no interpreter imports it")
+            raise NotRun(f"{engine.program} is an executable, which no Python interpreter imports")
         return self.settings.engine.python
 
     def record_environment(self, read: Callable[[], events.EnvironmentRead]) -> None:

@@ -90,8 +90,8 @@ def under_load(
     broken_off = len([outcome for outcome in outcomes if _is_broken_off(outcome, stopped_at)])
     if not 0 < broken_off < len(jobs):
         raise verdict.Inconclusive(
-            "expected a server that was stopped while requests were under way, got "
-            f"{broken_off} of {len(jobs)} cancelled"
+            "expected that the stop of the server cancels some requests, but not all; it "
+            f"cancelled {broken_off} of {len(jobs)}"
         )
     return f"{broken_off} requests were cancelled; the last error came after {longest:.1f} s"
 
