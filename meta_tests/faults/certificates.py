@@ -34,7 +34,7 @@ def with_levels(levels: list[str], folder: Path) -> Path:
 
 
 def certify(folder: Path, levels: list[str]) -> dict:
-    """Return verdict.json of a run in a folder; an empty dict if none was written."""
+    """Return verdict.json of a run in a folder; if none was written, the refusal as its reason."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     profile = with_levels(levels, folder)
     with (folder / "output.txt").open("w") as output:
@@ -44,7 +44,10 @@ def certify(folder: Path, levels: list[str]) -> dict:
             cwd=ROOT, env=variables, stdout=output, stderr=output, check=False,
         )  # fmt: skip
     file = folder / "report" / "verdict.json"
-    return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    if file.is_file():
+        return json.loads(file.read_text("utf-8"))
+    lines = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
+    return {"reason": lines[-1] if lines else "no output"}
 
 
 def row(verdict: dict, began: str, took_s: float) -> dict:
