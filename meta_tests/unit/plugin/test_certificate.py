@@ -358,6 +358,9 @@ def test_the_fingerprint_has_every_option_but_for_those_that_are_left_out(parsed
             id="plugins",
         ),
         pytest.param(("-o", "timeout=1"), {"--override-ini": "timeout=1"}, id="ini"),
+        pytest.param(
+            ("--benchmark-compare=0001", "--benchmark-compare-fail=median:5%"), {}, id="comparison"
+        ),
     ],
 )
 def test_options_that_change_a_measurement_are_in_the_fingerprint(parsed, words, expected):

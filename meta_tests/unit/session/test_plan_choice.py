@@ -80,6 +80,10 @@ QUICK_LEVELS = ["smoke", "kernel", "correctness", "performance"]
         pytest.param((), (DEFAULT, NOTHING), QUICK_LEVELS, id="bare"),
         pytest.param(("--arch", "cpu", "-m", "cpu"), (DEFAULT, NOTHING), QUICK_LEVELS, id="-m cpu"),
         pytest.param(
+            ("-m", "sm121", "--base-url", "http://127.0.0.1:9"),
+            (DEFAULT, NOTHING), QUICK_LEVELS, id="-m sm121",
+        ),
+        pytest.param(
             ("tests",), (DEFAULT, NOTHING), QUICK_LEVELS, id="tests",
             marks=pytest.mark.slow("as bare"),
         ),

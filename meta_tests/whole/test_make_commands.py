@@ -1,0 +1,46 @@
+"""What `make conformance` and `make test` run, so that each stays within its minutes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from meta_tests.folders import ROOT
+
+#: Tests that take minutes, which `make test` leaves to `make catalogues`.
+LONGEST = (
+    "meta_tests/whole/test_ci_paths.py::test_the_paths_of_both_examples",
+    "meta_tests/whole/test_two_nodes.py::test_rank_of_a_real_vllm[killed]",
+)
+
+
+def commands(goal: str) -> list[str]:
+    """Return the commands with which a goal of the Makefile runs pytest."""
+    # `make test` passes its job server to each make that it starts, which then prints more lines.
+    variables = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}
+    for name in ("MFLAGS", "PYTEST_ARGS"):
+        variables.pop(name, None)
+    done = subprocess.run(
+        ["make", "-n", goal], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
+    )
+    return [line for line in done.stdout.splitlines() if " -m pytest " in line]
+
+
+def test_make_conformance_runs_the_plan_quick():
+    (line,) = commands("conformance")
+    assert "--plan quick" in line and "--matrix" not in line, line
+
+
+@pytest.mark.parametrize("goal", ["beside", "test"])
+def test_make_test_divides_all_tests_among_workers(goal):
+    lines = [line for line in commands(goal) if "--collect-only" not in line]
+    assert lines and all(" -n " in line for line in lines), lines
+
+
+def test_make_test_leaves_the_longest_tests_to_make_catalogues():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *LONGEST],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert f"({len(LONGEST)} deselected)" in done.stdout, done.stdout
