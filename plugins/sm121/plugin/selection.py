@@ -58,8 +58,10 @@ class LeftOutAs(enum.Enum):
     NO_CELLS = "no cells"
 
 
-#: The reasons for which tests count as deselected in pytest's summary, in this order.
-_DESELECTED_AS = (LeftOutAs.UNCERTIFIED, LeftOutAs.SLOW, LeftOutAs.NOT_IN_PLAN)
+#: The reasons for which a certificate does not miss a test: an option that adds it is not given.
+_WITHOUT_OPTION = (LeftOutAs.WAITING, LeftOutAs.WITHOUT_SIDES, LeftOutAs.NO_CELLS)
+#: Whether a test is left out for one of these reasons.
+_NEEDS_OPTION = pytest.StashKey[bool]()
 #: The marker of a test that runs only if its option is given.
 _BY_OPTION = "asked_for"
 
@@ -173,9 +175,11 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         else:
             groups.setdefault(kind, []).append(item)
     items[:] = selected
-    for kind in _DESELECTED_AS:
-        if kind in groups:
-            config.hook.pytest_deselected(items=groups[kind])
+    for kind in _WITHOUT_OPTION:
+        for item in groups.get(kind, ()):
+            item.stash[_NEEDS_OPTION] = True
+    for left in groups.values():
+        config.hook.pytest_deselected(items=left)
     config.stash[NOT_IN_PLAN] = groups.get(LeftOutAs.NOT_IN_PLAN, [])
     lines = config.stash.setdefault(LEFT_OUT, [])
     lines += _lines_on_levels(config, groups.get(LeftOutAs.UNCERTIFIED, ()))
@@ -362,6 +366,8 @@ def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None
     deselected = config.stash.setdefault(DESELECTED, {})
     for item in items:
         if LEVEL not in item.stash or _is_slow(item) or _is_uncertified(config, item):
+            continue
+        if item.stash.get(_NEEDS_OPTION, False):
             continue
         deselected[item.stash[ID]] = item.stash[APPLIES_TO]
 
