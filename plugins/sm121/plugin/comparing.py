@@ -18,7 +18,7 @@ from pytest_bench_gate import requests
 from sm121.core.errors import UsageError
 from sm121.core.unmet import Fact, Unmet, facts_of
 from sm121.core.verdict import NotRun, Undecided, Verdict
-from sm121.plugin import compared_run, selection, shards, workers
+from sm121.plugin import compared_run, held_output, selection, shards, workers
 from sm121.plugin.benchmarks import HISTORY, history_of
 from sm121.plugin.stash import ID, LEVEL
 from sm121.regression.measured import MeasuredHistory, NothingComparable
@@ -76,6 +76,7 @@ def refuse_what_crashes(config: pytest.Config) -> None:
     named = config.getoption("benchmark_compare", None)
     if isinstance(named, str) and _is_path_of_tests(config.invocation_params.dir, named):
         raise UsageError(requests.no_run(_COMPARE, named))
+    held_output.silence_benchmarks(config)
 
 
 def refuse_beside_workers(config: pytest.Config) -> None:
@@ -152,7 +153,7 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def _warn_of_nothing_to_compare(config: pytest.Config) -> None:
-    """Print pytest-benchmark's warnings for other benchmarks: see `refuse_what_crashes`."""
+    """Print pytest-benchmark's lines for other benchmarks, which were held back until now."""
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or not _given(config, "benchmark_compare"):
         return
@@ -161,6 +162,8 @@ def _warn_of_nothing_to_compare(config: pytest.Config) -> None:
     list(benchmarks.storage.load(*runs))  # prints a warning for each unreadable file
     if not benchmarks.compared_mapping:
         benchmarks.logger.warning(f"{_NOTHING_TO_COMPARE} in {str(benchmarks.storage)!r}.")
+    for path in () if benchmarks.verbose else benchmarks.compared_mapping:
+        benchmarks.logger.info(f"Comparing against benchmarks from: {path}", newline=False)
 
 
 def guard(config: pytest.Config, session: Session) -> None:

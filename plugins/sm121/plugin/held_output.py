@@ -20,6 +20,8 @@ _SILENT_S = 8.0
 #: writes lines.
 _WAITING = "collecting the tests ..."
 _HELD = pytest.StashKey["HeldOutput"]()
+#: The value of ``--benchmark-quiet``.
+_QUIET = pytest.StashKey[bool]()
 
 
 class _Memory(io.StringIO):
@@ -124,12 +126,35 @@ def _duplicate(file: TextIO) -> TextIO | None:
     return None
 
 
+def silence_benchmarks(config: pytest.Config) -> None:
+    """Keep pytest-benchmark from printing the compared file above the line of a refusal.
+
+    Args:
+        config: The configuration of pytest, before pytest-benchmark has read its options.
+    """
+    if hasattr(config.option, "benchmark_quiet"):
+        config.stash[_QUIET] = config.option.benchmark_quiet
+        config.option.benchmark_quiet = True
+
+
+def _restore_benchmarks(config: pytest.Config) -> None:
+    """Undo `silence_benchmarks`. pytest-benchmark has loaded the compared files."""
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is None or _QUIET not in config.stash:
+        return
+    config.option.benchmark_quiet = config.stash[_QUIET]
+    if not config.stash[_QUIET] and not benchmarks.verbose:
+        benchmarks.quiet = False
+        benchmarks.logger.level = benchmarks.logger.NORMAL
+
+
 def hold(config: pytest.Config) -> None:
     """Hold back the output of the terminal reporter, if there is one.
 
     Args:
         config: The configuration of pytest.
     """
+    _restore_benchmarks(config)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and hasattr(getattr(reporter, "_tw", None), "_file"):
         config.stash[_HELD] = HeldOutput(reporter)
