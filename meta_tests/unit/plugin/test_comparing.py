@@ -438,6 +438,7 @@ def test_a_run_that_regressed_is_no_baseline(stored):
     status, run = stored(SLIGHTLY_SLOWER, SCENARIO, COMPARE, NARROW)
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
     assert VIOLATED in run.output.splitlines(), run.output
+    assert re.search(r"^tg32@d0  .* FAIL: expected at most 2 % slower than", run.output, re.M)
     assert re.search(r"\(0001_\S+\)", run.output) and "(0002_" not in run.output, run.output
 
 

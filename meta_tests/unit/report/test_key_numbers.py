@@ -106,6 +106,19 @@ def test_the_row_of_a_metric_that_is_worse_than_before_says_so(tmp_path):
     assert row.rstrip().endswith("FAIL: 10 % slower than the stored run"), row
 
 
+def test_the_row_of_a_metric_beyond_the_limit_of_an_option_says_so(tmp_path):
+    """The table shows why a metric fails that passes its gate, but not
+    ``--benchmark-compare-fail``."""
+    report = report_of("pass", tmp_path)
+    fact = Fact("at most 2 % slower than 0001", value=3.1, unit="%")
+    option = "--benchmark-compare-fail::tg32@d0"
+    decision = TestReport.of(option, "regression", fact)
+    decision.metrics.append("tg32@d0")
+    report.run.tests.append(decision)
+    (row,) = [line for line in closing_lines(report) if line.startswith("tg32@d0  ")]
+    assert row.rstrip().endswith("FAIL: expected at most 2 % slower than 0001, got 3.1 %"), row
+
+
 def test_a_run_without_a_number_has_no_table(tmp_path):
     report = report_of("crash", tmp_path)
     for form in ("text", "markdown", "llama-benchy"):

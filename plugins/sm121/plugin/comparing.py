@@ -301,7 +301,9 @@ def _decide_checks(
         name = f"{_FAIL}::{regression.subject[:80]}"
         if name in session.run.record.ledger:  # two checks of the same benchmark
             name += f" #{number}"
-        session.run.record.emit(Decided(TestReport.of(name, "regression", regression.fact)))
+        decision = TestReport.of(name, "regression", regression.fact)
+        decision.metrics.extend(regression.metrics)
+        session.run.record.emit(Decided(decision))
 
 
 @dataclass(frozen=True)
@@ -310,6 +312,8 @@ class _Regression:
 
     subject: str
     fact: Fact
+    #: The judged metric, if the benchmark is a measurement of the suite.
+    metrics: tuple[str, ...] = ()
 
 
 def _regressions(config: pytest.Config, *, has_baseline: bool) -> list[_Regression]:
@@ -342,17 +346,18 @@ def _regression(benchmark: Any, stored: Any, check: Any, path: Path) -> _Regress
     """Return the regression of a benchmark that a check of pytest-benchmark found."""
     about = benchmark.extra_info
     subject = benchmark.name
+    metrics: tuple[str, ...] = ()
     if compared_run.is_of_suite(stored) and "metric" in about:
         subject = str(about["metric"])
+        metrics = (subject,)
     is_time = about.get("unit", "s") in ("tok/s", "ms", "µs", "s")
     worse = "slower" if is_time else "worse"
     unit = "%" if type(check).__name__ == "PercentageRegressionCheck" else "s"
     run = stored_run.short_name(path.name)
     required = f"at most {check.threshold:g} {unit} {worse} than {run}"
     change = check.compute(benchmark, stored["stats"])
-    return _Regression(
-        subject, Fact(required, value=change, unit=unit, evidence=f"the {check.field}")
-    )
+    fact = Fact(required, value=change, unit=unit, evidence=f"the {check.field}")
+    return _Regression(subject, fact, metrics)
 
 
 def _refuse_places(config: pytest.Config, folder: Path) -> None:

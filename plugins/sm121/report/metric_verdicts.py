@@ -65,6 +65,8 @@ def of_metric(name: str, metric: MetricReport) -> MetricVerdict:
 def of_run(run: VerdictFile, name: str) -> MetricVerdict:
     """Return the verdict on a metric of a run, by its gate and by comparisons with other runs.
 
+    ``--benchmark-compare-fail`` is such a comparison, too.
+
     Args:
         run: The verdict file.
         name: A key of its metrics.
@@ -75,11 +77,14 @@ def of_run(run: VerdictFile, name: str) -> MetricVerdict:
         is_judged = change.verdict is not Verdict.PASS and change.beside != OF_AB
         if is_judged and change.metric == name:
             changes.append(change)
-    verdict = worst([metric.verdict, *(change.verdict for change in changes)])
+    by_option = [test for test in run.tests if test.is_of_option and name in test.metrics]
+    decided = [each.verdict for each in changes] + [each.verdict for each in by_option]
+    verdict = worst([metric.verdict, *decided])
     if verdict is metric.verdict:
         return of_metric(name, metric)
-    change = next(change for change in changes if change.verdict is verdict)
-    return MetricVerdict(verdict, verdict.value, f"{verdict.value}: {by(change)} {change.beside}")
+    texts = [f"{by(each)} {each.beside}" for each in changes if each.verdict is verdict]
+    texts += [each.facts[0].reason for each in by_option if each.verdict is verdict]
+    return MetricVerdict(verdict, verdict.value, f"{verdict.value}: {texts[0]}")
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class TestReport(Record):
     ability: str | None = None
     """The ability that the engine needs for the test: ``oracle`` for answers like the oracle's."""
     metrics: list[str] = Field(default_factory=list)
-    """The names of the metrics that it measured."""
+    """The names of the metrics that it measured; of an option's decision, those that it judged."""
     deviations: list[str] | None = None
     """The known deviations of this engine's version that the test found and did not count as
     failures; null if the test looks for none."""
