@@ -320,31 +320,6 @@ def test_a_shard_without_a_test_that_measures_leaves_the_comparison_to_the_other
     assert status == 1 and "none of the 1 benchmarks" in run.verdict["reason"], run.output
 
 
-def test_a_slower_benchmark_outside_the_levels_is_red_in_a_shard_that_measures_no_level(
-    judged, tmp_path
-):
-    """A slower benchmark outside of the levels is red in a shard that measures no level.
-    pytest-benchmark finds it, and the suite adopts this result."""
-    own = tmp_path / "test_own_speed.py"
-    limit = "--benchmark-compare-fail=median:90%"  # release 5.0 reads two digits
-
-    def run(seconds: float, *options: str):
-        own.write_text(
-            "import time\ndef test_own(benchmark):\n"
-            f"    benchmark.pedantic(time.sleep, ({seconds},), rounds=3)\n"
-        )
-        level = "meta_tests/whole/scenarios/verdicts.py::test_pass"
-        return judged(GOOD, level, str(own), *options)
-
-    status, ran = run(0.02, "--benchmark-autosave")
-    assert status == 0, ran.output
-    status, ran = run(0.02, f"{COMPARE}=0001", limit, "--shard=1/1")
-    assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
-    status, ran = run(0.2, f"{COMPARE}=0001", limit, "--shard=1/1")
-    assert status == 1 and ran.verdict["verdict"] == "FAIL", ran.output
-    assert "test_own" in ran.verdict["reason"]
-
-
 def test_a_run_is_not_resumed_with_another_comparison(stored, tmp_path):
     report = tmp_path / "killed"
     place = f"--report-dir={report}"

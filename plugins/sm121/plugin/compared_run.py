@@ -17,7 +17,7 @@ def compare_with_baseline(
 
     By default, pytest-benchmark compares with the latest file, even if that run failed or used
     another profile. Each benchmark of a level is instead compared with the latest baseline that
-    has it. Benchmarks outside the levels are still compared with the latest file.
+    has it, and each other benchmark with the latest run that has it and passed.
 
     Args:
         config: The configuration of pytest. ``--benchmark-compare`` has no number.
@@ -31,9 +31,7 @@ def compare_with_baseline(
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None:
         return False
-    mapping: dict[Any, dict[str, Any]] = {}
-    for path, entries in (benchmarks.compared_mapping or {}).items():
-        mapping[path] = {name: each for name, each in entries.items() if not is_of_suite(each)}
+    mapping = _of_other_benchmarks(benchmarks)
     try:
         runs = history.runs
     except (Unmet, Undecided):  # the level reports the reason, so the run does not pass
@@ -53,7 +51,7 @@ def compare_with_baseline(
         found = {name: each for name, each in entries.items() if name in missing}
         if not found:
             continue
-        if path not in mapping:
+        if path not in (benchmarks.compared_mapping or {}):
             counts = f"{len(found)} of {len(measured)} metrics"
             line = f"--benchmark-compare: {counts} compared with {run.short_name}, a baseline"
             session.run.record.say("benchmark", line)
@@ -61,6 +59,26 @@ def compare_with_baseline(
         missing -= found.keys()
     benchmarks.compared_mapping = mapping
     return True
+
+
+def _of_other_benchmarks(benchmarks: Any) -> dict[Any, dict[str, Any]]:
+    """Return the stored entries of the benchmarks outside the levels, by file."""
+    missing = {each.fullname for each in benchmarks.benchmarks if each and not is_of_suite(each)}
+    mapping: dict[Any, dict[str, Any]] = {}
+    for path, data in reversed(list(benchmarks.storage.load())):
+        entries = data["benchmarks"]
+        if any(is_of_suite(each) and _has_not_passed(each) for each in entries):
+            continue
+        found = {each["fullname"]: each for each in entries if each["fullname"] in missing}
+        if found:
+            mapping[path] = found
+            missing -= found.keys()
+    return mapping
+
+
+def _has_not_passed(entry: Any) -> bool:
+    """Whether the run of a measurement of a level has not passed."""
+    return bool(entry["extra_info"].get("run", "PASS") != "PASS")
 
 
 def is_of_suite(entry: Any) -> bool:

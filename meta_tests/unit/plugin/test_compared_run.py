@@ -1,0 +1,63 @@
+"""Benchmarks outside the levels in a run of the levels with ``--benchmark-compare``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+SCENARIO = "meta_tests/whole/scenarios/measurements.py"
+GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
+COMPARE = "--benchmark-compare"
+LIMIT = "--benchmark-compare-fail=median:100%"
+
+
+@pytest.fixture
+def run_own(run_pytest, fault_server, tmp_path):
+    """Run tests of levels beside a benchmark that takes some seconds, with the storage beside
+    it."""
+    server = fault_server()
+    own = tmp_path / "test_own_speed.py"
+
+    def run(seconds: float, *arguments: str):
+        own.write_text(
+            "import time\ndef test_own(benchmark):\n"
+            f"    benchmark.pedantic(time.sleep, ({seconds},), rounds=3)\n"
+        )
+        return run_pytest(
+            "--arch", "sm121", *server.options, "--served-model-name", "canary",
+            f"--benchmark-storage={tmp_path / 'storage'}", *arguments, str(own),
+            environment={"SM121_META_SAMPLES": json.dumps(GOOD)},
+        )  # fmt: skip
+
+    return run
+
+
+def stored(tmp_path: Path) -> int:
+    return len([*tmp_path.glob("storage/*/*.json")])
+
+
+def test_a_slower_benchmark_is_red_in_a_shard_that_measures_no_level(run_own):
+    """A slower benchmark outside of the levels is red in a shard that measures no level.
+    pytest-benchmark finds it, and the suite adopts this result."""
+    level = "meta_tests/whole/scenarios/verdicts.py::test_pass"
+    status, ran = run_own(0.02, level, "--benchmark-autosave")
+    assert status == 0, ran.output
+    status, ran = run_own(0.02, level, f"{COMPARE}=0001", LIMIT, "--shard=1/1")
+    assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
+    status, ran = run_own(0.2, level, f"{COMPARE}=0001", LIMIT, "--shard=1/1")
+    assert status == 1 and ran.verdict["verdict"] == "FAIL", ran.output
+    assert "test_own" in ran.verdict["reason"]
+
+
+def test_a_slower_benchmark_is_not_compared_with_a_failed_run(run_own, tmp_path):
+    """A slower benchmark outside of the levels is stored with the failed run. The same command
+    again is compared with the run before, so it fails again."""
+    status, ran = run_own(0.02, SCENARIO, "--benchmark-autosave")
+    assert status == 0, ran.output
+    for number in (2, 3):
+        status, ran = run_own(0.2, SCENARIO, "--benchmark-autosave", COMPARE, LIMIT)
+        assert status == 1 and "test_own" in ran.verdict["reason"], ran.output
+        assert stored(tmp_path) == number
+    assert "Comparing against benchmarks from: " in ran.output
+    status, ran = run_own(0.02, SCENARIO, COMPARE, LIMIT)
+    assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
