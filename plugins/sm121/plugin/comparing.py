@@ -460,7 +460,7 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
             there = f"the latest are {', '.join(known[-_NAMED_RUNS:])}"
         remedy = f"Store one with {_FIRST}"
         number = named.zfill(4)
-        if named.isdecimal() and any(name.startswith(f"{number}_") for name in known):
+        if named.isdecimal() and number in map(stored_run.short_name, known):
             remedy = f"Write {_COMPARE}={number}"
         raise UsageError(
             f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. {remedy}"
