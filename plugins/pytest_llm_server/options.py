@@ -160,11 +160,13 @@ def wrong_start(engine: str, arguments: Sequence[str], variables: Iterable[str] 
         )
     argument = registry.reserved(engine, arguments)
     if argument is not None:
-        flag = argument.partition("=")[0]
-        return f"argument {argument} of {engine}: the plugin sets {flag} itself. Leave it out"
+        return (
+            f"argument {argument.written} of {engine}: the plugin sets {argument.name} itself. "
+            "Leave it out"
+        )
     variable = registry.reserved(engine, (), variables)
     if variable is not None:
-        return f"variable {variable} of {engine}: the plugin sets it itself. Leave it out"
+        return f"variable {variable.name} of {engine}: the plugin sets it itself. Leave it out"
     return None
 
 

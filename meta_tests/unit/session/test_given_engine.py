@@ -45,6 +45,11 @@ def option(**given: Any) -> Option:
             {"engine_args": ("--served-model-name x",)}, None,
             "--served-model-name is set by the suite itself", id="a name among several arguments",
         ),
+        pytest.param(
+            {"engine_arg": ("--served_model_name=x",)}, None,
+            "--engine-arg --served_model_name=x: --served-model-name is set by the suite itself",
+            id="a name with underscores",
+        ),
     ],
 )  # fmt: skip
 def test_options_that_contradict_each_other(given, url, words):

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sm121.core import builds, errors
+from sm121.core import builds, engine_arguments, errors
 from sm121.core.errors import UsageError
 from sm121.engines import llama_cpp, protocol, sglang, vllm
 from sm121.engines.protocol import Engine, TellsOptions
@@ -48,7 +48,17 @@ def engine(name: str) -> protocol.Engine:
     return _ENGINES[name]
 
 
-def reserved(name: str, arguments: Iterable[str], variables: Iterable[str] = ()) -> str | None:
+@dataclass(frozen=True)
+class Reserved:
+    """An argument or a variable that only the suite may set."""
+
+    #: The name in ``reserved_arguments`` or ``reserved_variables`` of the engine.
+    name: str
+    #: The word as the user wrote it, for example ``--api_key=x`` for the name ``--api-key``.
+    written: str
+
+
+def reserved(name: str, arguments: Iterable[str], variables: Iterable[str] = ()) -> Reserved | None:
     """Return the first argument or variable that only the suite may set; None if there is none.
 
     Args:
@@ -58,11 +68,12 @@ def reserved(name: str, arguments: Iterable[str], variables: Iterable[str] = ())
     """
     known = engine(name)
     for argument in arguments:
-        if argument.partition("=")[0] in known.reserved_arguments:
-            return argument
+        for option in engine_arguments.options([argument]):
+            if option.name in known.reserved_arguments:
+                return Reserved(option.name, argument)
     for variable in variables:
         if variable in known.reserved_variables:
-            return variable
+            return Reserved(variable, variable)
     return None
 
 

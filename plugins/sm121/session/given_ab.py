@@ -77,7 +77,7 @@ def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
         )
     engine = option("--engine") or DEFAULT
     for side in parsed:
-        word = registry.reserved(engine, side.arguments, dict(side.environment))
-        if word is not None:
-            raise UsageError(f"--ab {side.text!r}: {word} is set by the suite itself")
+        reserved = registry.reserved(engine, side.arguments, dict(side.environment))
+        if reserved is not None:
+            raise UsageError(f"--ab {side.text!r}: {reserved.name} is set by the suite itself")
     return parsed

@@ -231,11 +231,11 @@ def _refuse_reserved(option: Option, attached: str | None) -> None:
     engine = (None if attached else option("--engine")) or DEFAULT
     argument = registry.reserved(engine, arguments(option))
     if argument is not None:
-        flag = argument.partition("=")[0]
         raise UsageError(
-            f"--engine-arg {argument}: {flag} is set by the suite itself (use --model and "
-            "--served-model-name; give the settings of a --config file with --engine-arg)"
+            f"--engine-arg {argument.written}: {argument.name} is set by the "
+            "suite itself (use --model and --served-model-name; give the settings of a --config "
+            "file with --engine-arg)"
         )
     variable = registry.reserved(engine, (), dict(variables(option)))
     if variable is not None:
-        raise UsageError(f"--engine-env {variable}: it is set by the suite itself")
+        raise UsageError(f"--engine-env {variable.name}: it is set by the suite itself")
