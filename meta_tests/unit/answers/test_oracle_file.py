@@ -270,22 +270,30 @@ class Asked:
         return value
 
 
+Values = dict[str, list[float]]
+
+
+def with_share(right: Values, wrong: Values, share: float) -> Values:
+    """Return right values that are changed by a share of the way to the wrong ones."""
+    changed = dict(right)
+    for prompt, values in wrong.items():
+        pairs = zip(right[prompt], values, strict=True)
+        changed[prompt] = [value + share * (other - value) for value, other in pairs]
+    return changed
+
+
 @pytest.mark.parametrize("name", oracle_texts.SMALL_MISTAKES)
 def test_a_small_mistake_is_detected_or_reported_as_too_small(made, name):
     """If rounding alone could look like the fault, no decision is made, and the fault is reported
     as too small."""
     right = {prompt: scored.following for prompt, scored in made.prompts.items()}
-    wrong = right | made.mistakes[name]
     for rounding in (None, "bf16"):
         oracle = reference(made, rounding)
         noise = mistake_pattern.Pattern.of(made, name, rounding).noise()
         if log_probabilities._SIGMAS * noise < 0.5:
             log_probabilities.mistake_is_absent(Asked(right), oracle, name)
             for times in (1.0, 0.6, 0.4, -0.4, -0.6, -0.86):
-                part = {
-                    prompt: [a + times * (b - a) for a, b in zip(of, wrong[prompt], strict=True)]
-                    for prompt, of in right.items()
-                }
+                part = with_share(right, made.mistakes[name], times)
                 words = f"between -0.5 and 0.5, got {'-' * (times < 0)}[01]"
                 red = pytest.raises(AssertionError, match=words)
                 with red if abs(times) > 0.5 else nullcontext():
@@ -319,10 +327,7 @@ def test_a_pattern_share_far_from_0_and_1_is_another_fault(canarys, times, says)
     -0.69."""
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
-    part = right | {
-        prompt: [a + times * (b - a) for a, b in zip(right[prompt], of, strict=True)]
-        for prompt, of in canarys.mistakes[name].items()
-    }
+    part = with_share(right, canarys.mistakes[name], times)
     with pytest.raises(Unmet) as error:
         log_probabilities.mistake_is_absent(Asked(part), reference(canarys, None), name)
     (fact,) = error.value.facts
@@ -337,10 +342,7 @@ def test_a_pattern_share_within_the_rounding_is_this_fault(canarys, monkeypatch)
     monkeypatch.setattr(log_probabilities.Pattern, "noise", lambda _pattern: 0.07)
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
-    part = right | {
-        prompt: [a + 1.3 * (b - a) for a, b in zip(right[prompt], of, strict=True)]
-        for prompt, of in canarys.mistakes[name].items()
-    }
+    part = with_share(right, canarys.mistakes[name], 1.3)
     with pytest.raises(Unmet) as error:
         log_probabilities.mistake_is_absent(Asked(part), reference(canarys, None), name)
     assert error.value.facts[0].observed == ""
@@ -352,10 +354,7 @@ def test_a_pattern_share_is_this_fault_if_the_oracle_check_passes(canarys):
     oracle = reference(canarys, None)
     wide = oracle.tolerance.model_copy(update={"max_abs": 1e9})
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
-    part = right | {
-        prompt: [a - 0.69 * (b - a) for a, b in zip(right[prompt], of, strict=True)]
-        for prompt, of in canarys.mistakes[name].items()
-    }
+    part = with_share(right, canarys.mistakes[name], -0.69)
     with pytest.raises(Unmet) as error:
         log_probabilities.mistake_is_absent(
             Asked(part), dataclasses.replace(oracle, tolerance=wide), name
