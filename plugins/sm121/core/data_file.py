@@ -4,6 +4,7 @@ import copy
 import functools
 import re
 import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -41,6 +42,23 @@ def without_retired(data: Any, *keys: str) -> Any:
     if not isinstance(data, dict):
         return data
     return {key: value for key, value in data.items() if key not in keys}
+
+
+def refuse_moved(data: Any, moved: Mapping[str, str]) -> Any:
+    """Return a table unchanged; refuse the keys of earlier releases that have a new place.
+
+    Args:
+        data: The table before validation. A value that is not a table is returned unchanged.
+        moved: The old keys, and what is expected in their place.
+
+    Raises:
+        ValueError: The table has one of the keys.
+    """
+    if isinstance(data, dict):
+        for key, place in moved.items():
+            if key in data:
+                raise ValueError(f"{key}: {place}")
+    return data
 
 
 class Record(BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sm121.core.data_file import DataTable, without_retired
+from sm121.core.data_file import DataTable, refuse_moved, without_retired
 from sm121.core.extending import Statement
 from sm121.core.measuring_settings import Count, MeasuringSettings, Positive
 from sm121.core.metric_name import without_depth
@@ -226,18 +226,16 @@ class Correctness(DataTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_old_keys(cls, data: Any) -> Any:
-        """Ignore a retired key.
-
-        Refuse ``known_answers``, with an error that names its new place.
-        """
-        if isinstance(data, dict) and "known_answers" in data:
-            raise ValueError(
-                "known_answers: expected in the file of the exam, one line for each: "
-                '{"prompt": "The capital of France is", "begins": " Paris"}. Name the file: '
-                'exam = "FILE.jsonl"'
-            )
-        return without_retired(data, "accuracy")
+    def _refuse_old_keys(cls, data: Any) -> Any:
+        """Refuse the keys of earlier releases, with an error that names their new place."""
+        place = 'expected in the file of the exam (exam = "FILE.jsonl")'
+        begins = '{"prompt": "The capital of France is", "begins": " Paris"}'
+        misses = '{"section": "facts", "misses": 2}'
+        moved = {
+            "known_answers": f"{place}, one line for each: {begins}",
+            "accuracy": f"{place}, as the allowed wrong answers of a section: {misses}",
+        }
+        return refuse_moved(data, moved)
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> "Correctness":
