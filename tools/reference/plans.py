@@ -27,5 +27,9 @@ def page(docs: Path) -> str:
             text=True,
         )
     by_hand = (docs / "plans.md").read_text("utf-8").partition(MARK)[0]
-    table = done.stdout[done.stdout.index("| plan |") :]
-    return f"{by_hand}{MARK}\n\n{table.strip()}\n"
+    end = done.stdout[done.stdout.index("| plan |") :]
+    # The sentences on the machine that ran the command do not belong on a page.
+    table = end[: end.index("The duration of a check is")]
+    other = "For all other checks, "
+    shipped = end[end.index(other) + len(other) :]
+    return f"{by_hand}{MARK}\n\n{table}For each check, {shipped.strip()}\n"
