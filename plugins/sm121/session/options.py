@@ -17,7 +17,10 @@ def add_target(add: AddOption) -> None:
     add(
         "--configuration",
         metavar="NAME",
-        help="configuration of the profile that the run tests (default: the profile's under_test)",
+        help=(
+            "configuration of the profile that the run tests (default: the first one in the "
+            "profile's list fastest that the build supports, or else the profile's under_test)"
+        ),
     )
     add(
         "--model",
