@@ -132,7 +132,7 @@ class Stress:
             self.timeline,
             before,
             read_throughput=self._read_throughput,
-            repeat_load=lambda: self._play_sustained("sustained, once more for the memory"),
+            repeat_load=lambda: self._play_sustained("sustained, repeated for the memory"),
         )
 
     def _make_crowd(self, bound: level_settings.AgreementBound) -> Crowd:
@@ -285,7 +285,7 @@ class Stress:
         """Send requests whose clients cancel, disconnect or read slowly, and invalid requests."""
         count = int(self._sizes.mixed_requests.value)
         self._player.play(
-            "unruly clients",
+            "clients that cancel, disconnect or read slowly",
             self._player.take(self.shapes.unruly, count),
             concurrency=self._player.streams,
             tails=False,
@@ -307,7 +307,7 @@ class Stress:
         ids = full.body["prompt"]
         body = {**full.body, "prompt": [*ids, *ids[: longest + 1 - len(ids)]]}
         beyond = Job("a prompt longer than the context", body, tokens, behaviour="bad")
-        self._player.play("context filled to the brim", [full, beyond], concurrency=1)
+        self._player.play("prompts that fill or exceed the context", [full, beyond], concurrency=1)
 
     def pressed(self) -> None:
         """Send more concurrent requests than the KV cache can hold, until some are preempted.
