@@ -4,65 +4,13 @@ import re
 from dataclasses import dataclass
 
 from sm121.core import data_file
+from sm121.measure.rate_name import IN_TURNS, STREAMS, RateName
+from sm121.measure.rate_name import rate as rate  # one name for all parsers
 
-#: ``_c4``: four concurrent streams; ``_q4``: four streams, more than the server runs at a time.
-_STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
-_IN_TURNS = "q"
-_DECODING = "tg"
-_RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
 #: ``_p99``: the 99th percentile of a time. A metric of a user's own test may have such a name, too.
 _TIME = re.compile(r"(?P<base>[a-z]\w*)_p(?P<percent>\d{1,2}|100)")
 _KERNEL = re.compile(r"(?P<operation>\w+)_us(?:@d(?P<depth>\d+))?")
 _LONG = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["metrics"]
-
-
-@dataclass(frozen=True)
-class RateName:
-    """The parts of the name of a rate."""
-
-    #: ``tg32`` or ``pp2048``.
-    kind: str
-    #: The number of generated tokens, or of prompt tokens.
-    tokens: int
-    #: ``tg`` for generated tokens, ``pp`` for prompt tokens.
-    direction: str
-    #: The number of context tokens before the prompt.
-    depth: int
-    streams: int
-    #: Whether there are more streams than the server runs at a time.
-    in_turns: bool = False
-
-    @property
-    def decoding(self) -> bool:
-        """Whether the rate is one of generated tokens."""
-        return self.direction == _DECODING
-
-    @property
-    def plain(self) -> bool:
-        """Whether the rate is the usual one: of a single stream in an empty context."""
-        return self.depth == 0 and self.streams == 1
-
-
-def rate(name: str) -> RateName | None:
-    """Return the parts of a rate's name.
-
-    Args:
-        name: The name of a metric.
-
-    Returns:
-        The parts; None for a metric that is no rate.
-    """
-    match = _RATE.fullmatch(name)
-    if match is None:
-        return None
-    return RateName(
-        kind=f"{match['kind']}{match['tokens']}",
-        tokens=int(match["tokens"]),
-        direction=match["kind"],
-        depth=int(match["depth"]),
-        streams=int(match["streams"] or 1),
-        in_turns=match["how"] == _IN_TURNS,
-    )
 
 
 def quantity(name: str) -> str | None:
@@ -149,10 +97,10 @@ class _QuantityWords:
 def _quantity_words(base: str) -> _QuantityWords:
     name = base
     streams = ""
-    match = re.search(_STREAMS, base)
+    match = re.search(STREAMS, base)
     if match is not None:
         name = base[: match.start()]
-        streams = _streams_words(int(match["streams"]), in_turns=match["how"] == _IN_TURNS)
+        streams = _streams_words(int(match["streams"]), in_turns=match["how"] == IN_TURNS)
     return _QuantityWords(_LONG.get(name, _LONG.get(base, base)), streams)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from sm121.core import templates
 from sm121.core.level_settings import PRICES
 from sm121.core.numbers import number
+from sm121.measure import rate_name
 from sm121.run.verdict_file import MetricReport
 
 
@@ -19,7 +20,19 @@ def trade(before: Mapping[str, float | None], now: Mapping[str, float | None]) -
         ``1.6 times as fast (...), at a price: ...``; empty unless both runs have a rate and a
         price.
     """
-    return templates.rendered("trade.j2", before=before, now=now, prices=PRICES, number=number)
+    rates = []
+    for name, value in now.items():
+        if value is not None and before.get(name) and _is_decode_rate(name):
+            rates.append(name)
+    return templates.rendered(
+        "trade.j2", before=before, now=now, rates=rates, prices=PRICES, number=number
+    )
+
+
+def _is_decode_rate(name: str) -> bool:
+    """Check whether a metric is the decode rate of one stream, at any depth."""
+    rate = rate_name.rate(name)
+    return rate is not None and rate.decoding and rate.streams == 1
 
 
 def values(metrics: Mapping[str, MetricReport]) -> dict[str, float | None]:

@@ -6,6 +6,7 @@ from sm121.core.profile_fields import Gate
 from sm121.evidence import decode_parts
 from sm121.evidence.decode_time import DecodeTime, Limits
 from sm121.evidence.profiler import LONGEST_ANSWER, SETTLING_TOKENS
+from sm121.measure import rate_name
 
 #: Tokens in addition to the timed and the profiled ones, because some are generated before the
 #: profiler has started.
@@ -43,7 +44,7 @@ def limits_of(profile: Profile, prompt: int | None) -> Limits:
         if rate is not None and rate.minimum is not None:
             token_ms = 1e3 / rate.minimum
             source = f"gate {rate.metric} of {of}, as a time"
-        elif any(gate.metric.startswith("tg") for gate in sizes.gates):
+        elif any(_is_decode_rate(gate.metric) for gate in sizes.gates):
             token_ms = None
             source = (
                 f"{of}: expected a gate on a rate after a prompt of {prompt} tokens, got none. "
@@ -56,6 +57,11 @@ def limits_of(profile: Profile, prompt: int | None) -> Limits:
     elif of_experts is not None and of_experts.at_most is not None:
         moe_ms = of_experts.at_most / 1e3
     return Limits(token_ms, source, moe_ms)
+
+
+def _is_decode_rate(metric: str) -> bool:
+    rate = rate_name.rate(metric)
+    return rate is not None and rate.decoding
 
 
 def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
