@@ -79,6 +79,8 @@ class MatrixFile(data_file.Record):
     unproven: dict[str, str] = Field(default_factory=dict)
     #: The reason why a named cell is not in the plan. The keys are the names of cells.
     left_out: dict[str, str] = Field(default_factory=dict)
+    #: The cells of ``left_out`` whose values are known not to work together.
+    left_out_incompatible: list[str] = Field(default_factory=list)
     #: The number of all combinations, allowed or not.
     product: int
     cells: list[CellRecord]
@@ -129,6 +131,7 @@ def build(
         incompatible={rule.values: rule.reason for rule in space.rules},
         unproven=space.unproven(),
         left_out=_left_out(array),
+        left_out_incompatible=list(array.incompatible),
         product=space.product,
         cells=list(records),
         not_run=[name for name in array.names(space) if name not in ended],
@@ -142,10 +145,9 @@ def build(
 
 def _left_out(array: Array) -> dict[str, str]:
     """Return the named cells that are not in an array, with the reasons."""
-    reasons = {}
+    reasons = dict(array.absent)
     for name, rule in array.incompatible.items():
         reasons[name] = f"{CellOutcome.INCOMPATIBLE}: {rule.reason}"
-    reasons.update(array.absent)
     return reasons
 
 
