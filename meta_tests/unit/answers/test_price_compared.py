@@ -197,6 +197,7 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
         ("experts=mxfp8-identity", "experts' inputs to MXFP8"),
         ("checkpoint", "nothing"),
         (None, "unknown"),
+        ("experts=a-format-of-another-release", "unknown"),
     ],
 )
 def test_the_first_lines_say_what_is_rounded(rounding, words):

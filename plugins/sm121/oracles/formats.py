@@ -80,6 +80,14 @@ class Rounding:
         return ",".join(f"{part}={value}" for part, value in self._chosen.items()) or CHECKPOINT
 
     @property
+    def parts_by_base(self) -> dict[str, list[str]]:
+        """The rounded parts, by the base of their format: ``mxfp4`` for ``mxfp4-ceil``."""
+        parts: dict[str, list[str]] = {}
+        for part, value in self._chosen.items():
+            parts.setdefault(_base(value), []).append(part)
+        return parts
+
+    @property
     def name(self) -> str:
         """A unique name of the rounding."""
         return f"{self.dtype}: {self.formats}"

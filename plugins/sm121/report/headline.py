@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sm121.core import templates, unmet
+from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES
 from sm121.core.numbers import apart, number
 from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
 from sm121.machine.box import BoxState
+from sm121.oracles.formats import Rounding
 from sm121.regression.change import is_price
 from sm121.report import findings, metric_names, metric_verdicts
 from sm121.report.crash_list import Crash
@@ -93,9 +95,24 @@ def headline_of(run: VerdictFile) -> Headline:
         reservations=_reservations(run),
         certificate=run.certificate if run.certified else "",
         price=templates.rendered(
-            "price.j2", run=run, prices=PRICES, words=metric_names.words, number=number
+            "price.j2",
+            run=run,
+            rounding=_rounding(run),
+            prices=PRICES,
+            words=metric_names.words,
+            number=number,
         ),
     )
+
+
+def _rounding(run: VerdictFile) -> Rounding | None:
+    """Return the rounding of a run's server; None if it is unknown, or of another release."""
+    if run.engine.rounding is None:
+        return None
+    try:
+        return Rounding.parse(run.engine.rounding)
+    except UsageError:
+        return None
 
 
 def _reservations(run: VerdictFile) -> tuple[str, ...]:
