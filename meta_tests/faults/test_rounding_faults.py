@@ -89,7 +89,7 @@ def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     if cached == "cut off":
         assert oracle.agrees(run, server, tmp_path).startswith("kv=fp8-cut; 2 other roundings")
     else:
-        with pytest.raises(Unmet, match=r"rounded as kv=fp8-cut.* kv=checkpoint"):
+        with pytest.raises(Unmet, match=r"rounding as kv=fp8-cut.* kv=checkpoint"):
             oracle.agrees(run, server, tmp_path)
 
 

@@ -288,7 +288,7 @@ def test_an_unmeasured_price_has_its_reason(reference, checkpoint):
     exam = oracle_texts.exams()["canary"]
     samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
     assert f"{KL}@d{DEPTH}" in samples and not reasons.keys() & samples.keys()
-    assert "no right answers of exam another" in reasons[RIGHT]
+    assert "no correct answers to exam another" in reasons[RIGHT]
     assert "sm121 golden --depth 8192" in reasons[f"{KL}@d8192"]
     honest = StoredRun("before", None, {KL: metric(KL, [0.001])})
     assert "was measured in before" in str(trend.missing({}, honest)[0])

@@ -24,7 +24,7 @@ def _normal(name: str) -> str:
 
 def needed_distributions() -> set[str]:
     """Return the distributions that the page tells the user to install, with their requirements."""
-    (line,) = re.findall(r"^pip install (httpx .*)$", PAGE, re.M)
+    (line,) = re.findall(r"^\$ pip install (httpx .*)$", PAGE, re.M)
     waiting = line.split()
     found = set()
     while waiting:

@@ -37,7 +37,7 @@ def test_a_program_is_imported_by_no_interpreter():
         return Session.engine_interpreter.fget(SimpleNamespace(settings=settings))
 
     assert interpreter("vllm") == "/p"
-    with pytest.raises(verdict.NotRun, match="llama-server is a program"):
+    with pytest.raises(verdict.NotRun, match="llama-server is an executable"):
         interpreter("llama-cpp")
 
 
