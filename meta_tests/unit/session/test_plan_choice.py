@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meta_tests.folders import ROOT
 from meta_tests.releases import needs
 from sm121.core.profile_fields import FULL
 from sm121.plugin.larger_plans import LargerPlan, LeftOut
@@ -150,6 +151,19 @@ def test_a_named_test_misses_no_metric_of_other_tests(run_pytest, history):
 def test_a_plan_has_all_tests_that_compare(run_pytest, history):
     _, _, output = asked(run_pytest, history, "--benchmark-compare")
     assert "test_no_metric_is_missing" in output
+
+
+def test_a_plan_asks_every_section_of_a_given_exam(run_pytest):
+    """With a given exam, plan quick also asks its facts, dialogues, tools and forms."""
+    exam = ROOT / "fixtures" / "exams" / "canary.jsonl"
+    sections = [
+        "test_facts_are_known", "test_dialogues_are_followed", "test_the_right_tools_are_called",
+        "test_answers_in_a_form_are_right",
+    ]  # fmt: skip
+    _, _, output = asked(run_pytest, f"--exam={exam}")
+    assert [name for name in sections if name not in output] == []
+    _, _, output = asked(run_pytest)
+    assert "test_dialogues_are_followed" not in output
 
 
 def test_the_trusted_run_decides_where_its_plan_is_larger_than_quick(run_pytest, tmp_path):

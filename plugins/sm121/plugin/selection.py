@@ -257,6 +257,9 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
         return True
     if level == "matrix" and item.config.getoption("--matrix") is not None:
         return True
+    abilities = {word for mark in item.iter_markers("ability") for word in mark.args}
+    if "exam" in abilities and item.config.getoption("--exam") is not None:
+        return True
     if level == _REGRESSION and (stores(item.config) or compares(item.config)):
         return True
     if not chosen.plan(name).asks(level, function_name(item), markers):
