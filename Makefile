@@ -40,15 +40,23 @@ help: ## the targets
 conformance: $(VENV)/.installed ## judge a real vLLM on this CPU, with the checks of PLAN (quick, merge, full)
 	$(PY) -m pytest --arch cpu --plan $(PLAN) $(MATRIX) --report-dir=$(REPORT) --benchmark-autosave $(PYTEST_ARGS)
 
-# K=gate: the tests whose file, name or case matches, as pytest's -k takes it; the tools of development are installed once;
-# not those that measure time, which take minutes.
-test: $(VENV)/.developing $(if $(K),,canary) ## lint, and the suite's own tests; K=WORD: those that match, without lint
-ifdef K
+# M=measure/gate: the tests in unit/measure, and the test files of other folders of unit/ that import measure/gate.py.
+# K=gate: the tests whose file, name or case matches, as pytest's -k takes it. Both without the tests that measure time,
+# which take minutes. The tools of development are installed once.
+test: $(VENV)/.developing $(if $(K)$(M),,canary) ## lint, and the suite's own tests; M=PACKAGE/MODULE: those of a module; K=WORD: those that match
+ifdef M
+	$(PY) -m pytest meta_tests/unit/$(firstword $(subst /, ,$(MODULE))) \
+	  $$(grep -rlzP --include='test_*.py' '$(IMPORTS)' meta_tests/unit) -m 'not alone' $(if $(K),-k '$(K)') --durations=10 $(PYTEST_ARGS)
+else ifdef K
 	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' --durations=10 $(PYTEST_ARGS)
 else
 	@$(MAKE) --no-print-directory -j 2 lint beside
 	$(PY) -m pytest $(MEASURING) -m alone -n 4 $(PYTEST_ARGS)
 endif
+
+# What an import of the module M looks like, on one line or in parentheses.
+MODULE = $(patsubst plugins/%,%,$(patsubst plugins/sm121/%,%,$(M)))
+IMPORTS = \b$(subst /,\.,$(patsubst %/,%,$(dir $(MODULE))))(\.| import ([^\n(]*|\([^)]*)\b)$(basename $(notdir $(MODULE)))\b
 
 # The files with tests that measure time: to collect all others takes longer. meta_tests/quiet.py says how four run at once.
 MEASURING = $(shell grep -rlE 'pytest.mark.alone\b' meta_tests --include='test_*.py')
