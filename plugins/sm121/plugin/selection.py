@@ -257,8 +257,8 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
         return True
     if level == "matrix" and item.config.getoption("--matrix") is not None:
         return True
-    abilities = {word for mark in item.iter_markers("ability") for word in mark.args}
-    if "exam" in abilities and item.config.getoption("--exam") is not None:
+    abilities = [mark.args for mark in item.iter_markers() if mark.name == "ability"]
+    if ("exam",) in abilities and item.config.getoption("--exam") is not None:
         return True
     if level == _REGRESSION and (stores(item.config) or compares(item.config)):
         return True
