@@ -125,6 +125,19 @@ def test_marlin_where_cutlass_was_asked_for_fails(profiled, tmp_path):
     assert profiled(trace, "--backend", "MARLIN")[0] == 0
 
 
+def test_a_drafter_that_drafts_nothing_fails(profiled, tmp_path):
+    """A configuration with Eagle3 computes its drafts in each step, so a step has several tokens."""
+    words = ("--profile", "sm121-gpt-oss-120b", "--configuration", "eagle3-short")
+    fault = "speculative decoding: expected steps with drafts of eagle3, got steps of one token"
+    trace = decode_traces.write(tmp_path / "none.pt.trace.json", step_tokens=1)
+    status, out, err = profiled(trace, *words)
+    assert status == 1 and fault in out, (out, err)
+    assert fault not in profiled(trace, *words[:2], "--configuration", "mxfp4")[1]
+    trace = decode_traces.write(tmp_path / "drafts.pt.trace.json", step_tokens=4)
+    status, out, err = profiled(trace, *words)
+    assert fault not in out and status != 1, (out, err)
+
+
 @pytest.mark.parametrize("of", ["file", "URL"])
 def test_the_named_configuration_has_backends_limits_and_bound(
     of, profiled, fault_server, tmp_path, monkeypatch

@@ -1,10 +1,13 @@
 """The limits of `sm121 profile`: of times, of lengths, and those that the memory sets."""
 
+from collections.abc import Sequence
+
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
 from sm121.evidence import decode_parts
 from sm121.evidence.decode_time import DecodeTime, Limits
+from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import LONGEST_ANSWER, SETTLING_TOKENS
 from sm121.measure import rate_name
 
@@ -101,6 +104,24 @@ def longest_answer(prompt: int, tokens: int, context: int | None) -> int:
             f"{prompt + needed} tokens, got {context}. Give a shorter --prompt"
         )
     return min(LONGEST_ANSWER, context - prompt)
+
+
+def missing_drafts(profile: KernelProfile, required: Sequence[str]) -> list[str]:
+    """Return a fault if a required drafter drafted nothing in the profiled steps.
+
+    Drafts from n-grams are not judged, because a text may have no repeated n-grams.
+
+    Args:
+        profile: The profiled steps.
+        required: The accepted methods of speculative decoding; empty: not known.
+    """
+    can_be_absent = not required or {"none", "ngram"} & set(required)
+    if can_be_absent or profile.step_tokens != 1:
+        return []
+    return [
+        f"speculative decoding: expected steps with drafts of {' or '.join(required)}, got steps of "
+        "one token. sm121 path LOG shows whether the server loaded the drafter"
+    ]
 
 
 def faster_than_memory(
