@@ -23,8 +23,9 @@ FIRST = 10
 class FakeAsker:
     """Answers with the tokens 10, 11, 12 and so on, and counts the requests of single tokens."""
 
-    def __init__(self, *, is_end: bool) -> None:
+    def __init__(self, *, is_end: bool, end: int = LIKELIER) -> None:
         self.is_end = is_end
+        self.end = end
         self.single = 0
 
     def ask(self, request: Request) -> Completion:
@@ -37,7 +38,7 @@ class FakeAsker:
         ids = tuple(FIRST + begins + n for n in range(request.tokens))
         finish = "length"
         if not forbids and begins == 2:
-            ids = (LIKELIER,)
+            ids = (self.end,)
             finish = "stop" if self.is_end else "length"
         positions = tuple(position(token, prompt) for token in ids)
         return Completion(self.text_of(ids), finish, ids, None, positions, None, None, None)
@@ -77,6 +78,12 @@ def test_a_likelier_token_may_end_the_text():
 def test_a_likelier_token_that_does_not_end_the_text_is_a_fault():
     with pytest.raises(Unmet, match="expected the likeliest"):
         judge(FakeAsker(is_end=False), [*PROMPT])
+
+
+def test_only_the_token_that_ends_the_text_may_be_likelier():
+    """gpt-oss ends a text by an id above the vocabulary; a likelier plain token is still a fault."""
+    with pytest.raises(Unmet, match="expected the likeliest"):
+        judge(FakeAsker(is_end=True, end=200_002), [*PROMPT])
 
 
 @pytest.mark.parametrize("is_end", [True, False])

@@ -119,8 +119,7 @@ class TimedTexts:
                 # The kernels of a prefill round differently from those of a decode step.
                 position = self.asker.positions(alone)[0]
                 likelier = self._likelier(ids[at], position, 2 * self._equal_within)
-                if alone.finish_reason == "stop":
-                    likelier = self._without_end(likelier)
+                likelier = self._without_end(likelier, position, alone)
                 _require_none(likelier, ids[at], position, f"token {at}, requested alone")
 
     def _check_changed_prompt(
@@ -195,23 +194,40 @@ class TimedTexts:
         ids = self.asker.ids(answer)
         for at, position in enumerate(self.asker.positions(answer)):
             likelier = self._likelier(ids[at], position, 0.0)
-            if likelier and self._ends_text(prompt, ids[:at], salt):
-                likelier = self._without_end(likelier)
+            if likelier:
+                alone = self._next_token(prompt, ids[:at], salt)
+                likelier = self._without_end(likelier, position, alone)
             _require_none(likelier, ids[at], position, f"token {at}, untimed")
         return answer
 
-    def _ends_text(self, prompt: Prompt, ids: Ids, salt: str) -> bool:
-        """Whether the likeliest token after a prompt and these ids ends the text."""
-        before = prompt + self._text(ids) if isinstance(prompt, str) else prompt + ids
-        alone = self.asker.ask(Request(before, 1, salt=salt, fields={}))
-        return alone.finish_reason == "stop"
+    def _next_token(self, prompt: Prompt, ids: Ids, salt: str) -> Completion:
+        """Request one token after a prompt and these ids. It may end the text."""
+        fields: dict[str, Any] = {}
+        before: Prompt
+        if isinstance(prompt, str):
+            before = prompt + self._text(ids)
+            fields["add_special_tokens"] = False
+        else:
+            before = prompt + ids
+        return self.asker.ask(Request(before, 1, salt=salt, fields=fields))
 
-    def _without_end(self, likelier: Mapping[int, float]) -> dict[int, float]:
-        """Return tokens without the likeliest one, which ends a text."""
-        if not likelier:
-            return {}
-        end = max(likelier, key=lambda token: likelier[token])
-        self._ends.add(end)
+    def _without_end(
+        self, likelier: Mapping[int, float], position: Position, alone: Completion
+    ) -> dict[int, float]:
+        """Return the likelier tokens without the one that ends the text.
+
+        Args:
+            likelier: The likelier tokens at a position.
+            position: The position, with all of its likeliest tokens.
+            alone: The answer of one token at this position, which may end the text.
+        """
+        if alone.finish_reason != "stop":
+            return dict(likelier)
+        # llama-server returns no id for a token that ends a text: it is the likeliest one.
+        values = _by_id(position)
+        end = alone.ids[0] if alone.ids else max(values, key=lambda token: values[token])
+        if end in likelier:
+            self._ends.add(end)
         return {token: value for token, value in likelier.items() if token != end}
 
     @property
