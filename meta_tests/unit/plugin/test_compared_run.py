@@ -18,9 +18,9 @@ def run_own(run_pytest, fault_server, tmp_path):
     server = fault_server()
     own = tmp_path / "test_own_speed.py"
 
-    def run(seconds: float, *arguments: str):
+    def run(seconds: float, *arguments: str, name: str = "test_own"):
         own.write_text(
-            "import time\ndef test_own(benchmark):\n"
+            f"import time\ndef {name}(benchmark):\n"
             f"    benchmark.pedantic(time.sleep, ({seconds},), rounds=3)\n"
         )
         return run_pytest(
@@ -61,3 +61,14 @@ def test_a_slower_benchmark_is_not_compared_with_a_failed_run(run_own, tmp_path)
     assert "Comparing against benchmarks from: " in ran.output
     status, ran = run_own(0.02, SCENARIO, COMPARE, LIMIT)
     assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
+
+
+def test_a_benchmark_that_only_a_failed_run_has_is_named(run_own):
+    fails = "meta_tests/whole/scenarios/verdicts.py::test_fail"
+    status, ran = run_own(0.02, SCENARIO, "--benchmark-autosave", name="test_before")
+    assert status == 0, ran.output
+    status, ran = run_own(0.02, SCENARIO, fails, "--benchmark-autosave")
+    assert status == 1, ran.output
+    _, ran = run_own(0.2, SCENARIO, COMPARE, LIMIT)
+    assert "test_own is not compared, because no run that passed has it" in ran.output
+    assert "compared with 0001, a baseline" in ran.output

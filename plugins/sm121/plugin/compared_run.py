@@ -31,7 +31,7 @@ def compare_with_baseline(
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None:
         return False
-    mapping = _of_other_benchmarks(benchmarks)
+    mapping = _of_other_benchmarks(benchmarks, session)
     try:
         runs = history.runs
     except (Unmet, Undecided):  # the level reports the reason, so the run does not pass
@@ -51,28 +51,35 @@ def compare_with_baseline(
         found = {name: each for name, each in entries.items() if name in missing}
         if not found:
             continue
-        if path not in (benchmarks.compared_mapping or {}):
-            counts = f"{len(found)} of {len(measured)} metrics"
-            line = f"--benchmark-compare: {counts} compared with {run.short_name}, a baseline"
-            session.run.record.say("benchmark", line)
+        counts = f"{len(found)} of {len(measured)} metrics"
+        line = f"--benchmark-compare: {counts} compared with {run.short_name}, a baseline"
+        session.run.record.say("benchmark", line)
         mapping[path] = mapping.get(path, {}) | found
         missing -= found.keys()
     benchmarks.compared_mapping = mapping
     return True
 
 
-def _of_other_benchmarks(benchmarks: Any) -> dict[Any, dict[str, Any]]:
-    """Return the stored entries of the benchmarks outside the levels, by file."""
+def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[str, Any]]:
+    """Return the stored entries of the benchmarks outside the levels, by file.
+
+    A line names each benchmark that only runs have which did not pass.
+    """
     missing = {each.fullname for each in benchmarks.benchmarks if each and not is_of_suite(each)}
     mapping: dict[Any, dict[str, Any]] = {}
+    not_passed: set[str] = set()
     for path, data in reversed(list(benchmarks.storage.load())):
         entries = data["benchmarks"]
         if any(is_of_suite(each) and _has_not_passed(each) for each in entries):
+            not_passed |= {each["fullname"] for each in entries}
             continue
         found = {each["fullname"]: each for each in entries if each["fullname"] in missing}
         if found:
             mapping[path] = found
             missing -= found.keys()
+    for name in sorted(missing & not_passed):
+        line = f"--benchmark-compare: {name} is not compared, because no run that passed has it"
+        session.run.record.say("benchmark", line)
     return mapping
 
 
