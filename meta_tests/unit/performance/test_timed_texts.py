@@ -81,7 +81,7 @@ def test_a_likelier_token_that_does_not_end_the_text_is_a_fault():
 
 
 def test_only_the_token_that_ends_the_text_may_be_likelier():
-    """gpt-oss ends a text by an id above the vocabulary; a likelier plain token is still a fault."""
+    """gpt-oss ends a text by an id above the vocabulary. A likelier plain token is a fault."""
     with pytest.raises(Unmet, match="expected the likeliest"):
         judge(FakeAsker(is_end=True, end=200_002), [*PROMPT])
 

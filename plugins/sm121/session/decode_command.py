@@ -26,7 +26,8 @@ from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import NoProfiler, profile_decode
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
-from sm121.session import decode_backends, decode_limits, given_engine
+from sm121.session import decode_backends, given_engine
+from sm121.session.decode_limits import faster_than_memory, limits_of, longest_answer, undrafted
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_kernels import GivenKernels
 from sm121.session.given_target import GivenTarget
@@ -208,11 +209,11 @@ def run(request: DecodeRequest) -> DecodeResult:
         follows: list[str] = []
     else:
         judgement = decode_time.judge(profile, time, subject.limits, backends=subject.backends)
-        faults += [*decode_limits.missing_drafts(profile, subject.speculative), *judgement.faults]
+        faults += [*undrafted(profile, subject.speculative), *judgement.faults]
         not_run = judgement.not_run
         if subject.no_backend:
             not_run.insert(0, subject.no_backend)
-        remarks = decode_limits.faster_than_memory(time, subject.bound_ms, subject.moe_bound_ms)
+        remarks = faster_than_memory(time, subject.bound_ms, subject.moe_bound_ms)
         follows = decode_time.follows(time)
     result = DecodeResult(subject, profile, time, faults, not_run, remarks, follows)
     request.output.mkdir(parents=True, exist_ok=True)
@@ -243,11 +244,11 @@ def _of_another(
     )
     named = request.configuration
     if named is None:
-        subject = Subject(name, prompt, decode_limits.limits_of(chosen, prompt), request.backends)
+        subject = Subject(name, prompt, limits_of(chosen, prompt), request.backends)
         _add_least_bound(subject, chosen)
         return subject
     chosen = chosen.judging(named, builds.identity(version))
-    subject = Subject(name, prompt, decode_limits.limits_of(chosen, prompt))
+    subject = Subject(name, prompt, limits_of(chosen, prompt))
     row = chosen.configurations[named]
     subject.speculative = chosen.path_of(named).speculative or ()
     required = chosen.path_of(named).moe or decode_backends.named(
@@ -323,7 +324,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
     row = chosen.configurations[request.target]
     given = parse_options((*chosen.engine.arguments, *row.arguments, *request.arguments))
     length = given.get("max_model_len", "")
-    decode_limits.longest_answer(request.prompt, request.tokens, int(length) if length.isdecimal() else None)
+    longest_answer(request.prompt, request.tokens, int(length) if length.isdecimal() else None)
     variables = dict(request.environment)
     if request.layout is not None:
         variables[_LAYOUT] = request.layout
@@ -348,7 +349,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         profile, stream = _take(server.endpoint, Path(configuration.traces), request)
         path = session.run.paths.of(server)
         judged = session.run.profile
-    subject = Subject(request.target, request.prompt, decode_limits.limits_of(judged, request.prompt))
+    subject = Subject(request.target, request.prompt, limits_of(judged, request.prompt))
     backends = (
         request.backends
         or decode_backends.named(judged, request.arguments, dict(request.environment))
@@ -357,7 +358,6 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         or decode_backends.logged(configuration, path)
     )
     _set_backends(subject, backends, request.target)
-    subject.speculative = judged.path_of(request.target).speculative or ()
     subject.layout = path.kv_layout
     if request.layout is not None and not is_layout(request.layout, path.kv_layout, server.engine):
         shown = path.kv_layout or "none"
@@ -481,7 +481,7 @@ def _take(
     for model in listed["data"]:
         if model["id"] == endpoint.served_name and model.get("max_model_len"):
             context = int(model["max_model_len"])
-    longest = decode_limits.longest_answer(request.prompt, request.tokens, context)
+    longest = longest_answer(request.prompt, request.tokens, context)
     prompt = Prompts(endpoint, _VOCABULARY).make(request.prompt)
     trace = profile_decode(
         endpoint,

@@ -106,7 +106,7 @@ def longest_answer(prompt: int, tokens: int, context: int | None) -> int:
     return min(LONGEST_ANSWER, context - prompt)
 
 
-def missing_drafts(profile: KernelProfile, required: Sequence[str]) -> list[str]:
+def undrafted(profile: KernelProfile, required: Sequence[str]) -> list[str]:
     """Return a fault if a required drafter drafted nothing in the profiled steps.
 
     Drafts from n-grams are not judged, because a text may have no repeated n-grams.
@@ -119,8 +119,8 @@ def missing_drafts(profile: KernelProfile, required: Sequence[str]) -> list[str]
     if can_be_absent or profile.step_tokens != 1:
         return []
     return [
-        f"speculative decoding: expected steps with drafts of {' or '.join(required)}, got steps of "
-        "one token. sm121 path LOG shows whether the server loaded the drafter"
+        f"speculative decoding: expected steps with drafts of {' or '.join(required)}, got steps "
+        "of one token. sm121 path LOG shows whether the server loaded the drafter"
     ]
 
 
