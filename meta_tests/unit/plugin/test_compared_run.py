@@ -8,7 +8,9 @@ import pytest
 SCENARIO = "meta_tests/whole/scenarios/measurements.py"
 GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
 COMPARE = "--benchmark-compare"
-LIMIT = "--benchmark-compare-fail=median:100%"
+LIMIT = "--benchmark-compare-fail=median:90%"
+#: A test of a level that measures nothing.
+PASSES = "meta_tests/whole/scenarios/verdicts.py::test_pass"
 
 
 @pytest.fixture
@@ -39,14 +41,27 @@ def stored(tmp_path: Path) -> int:
 def test_a_slower_benchmark_is_red_in_a_shard_that_measures_no_level(run_own):
     """A slower benchmark outside of the levels is red in a shard that measures no level.
     pytest-benchmark finds it, and the suite adopts this result."""
-    level = "meta_tests/whole/scenarios/verdicts.py::test_pass"
-    status, ran = run_own(0.02, level, "--benchmark-autosave")
+    status, ran = run_own(0.02, PASSES, "--benchmark-autosave")
     assert status == 0, ran.output
-    status, ran = run_own(0.02, level, f"{COMPARE}=0001", LIMIT, "--shard=1/1")
+    status, ran = run_own(0.02, PASSES, f"{COMPARE}=0001", LIMIT, "--shard=1/1")
     assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
-    status, ran = run_own(0.2, level, f"{COMPARE}=0001", LIMIT, "--shard=1/1")
+    status, ran = run_own(0.2, PASSES, f"{COMPARE}=0001", LIMIT, "--shard=1/1")
     assert status == 1 and ran.verdict["verdict"] == "FAIL", ran.output
     assert "test_own" in ran.verdict["reason"]
+
+
+def test_a_shard_that_measures_no_level_does_not_compare_with_a_failed_run(run_own, tmp_path):
+    """A slower benchmark outside of the levels fails again in the same command, although the latest
+    file is that of the failed run. No run measures a level, so no file has an entry of a level."""
+    shard = (PASSES, COMPARE, LIMIT, "--shard=1/1")
+    status, ran = run_own(0.02, PASSES, "--benchmark-autosave")
+    assert status == 0, ran.output
+    for number in (2, 3):
+        status, ran = run_own(0.2, *shard, "--benchmark-autosave")
+        assert status == 1 and "test_own" in ran.verdict["reason"], ran.output
+        assert stored(tmp_path) == number
+    status, ran = run_own(0.02, *shard)
+    assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
 
 
 def test_a_slower_benchmark_is_not_compared_with_a_failed_run(run_own, tmp_path):
@@ -63,12 +78,18 @@ def test_a_slower_benchmark_is_not_compared_with_a_failed_run(run_own, tmp_path)
     assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
 
 
-def test_a_benchmark_that_only_a_failed_run_has_is_named(run_own):
+@pytest.mark.parametrize("is_old", [False, True], ids=["today", "file-of-an-earlier-version"])
+def test_a_benchmark_that_only_a_failed_run_has_is_named(run_own, tmp_path, is_old):
     fails = "meta_tests/whole/scenarios/verdicts.py::test_fail"
     status, ran = run_own(0.02, SCENARIO, "--benchmark-autosave", name="test_before")
     assert status == 0, ran.output
     status, ran = run_own(0.02, SCENARIO, fails, "--benchmark-autosave")
     assert status == 1, ran.output
+    if is_old:
+        (file,) = tmp_path.glob("storage/*/0002*.json")
+        content = json.loads(file.read_text())
+        assert content.pop("sm121") == {"run": "FAIL"}
+        file.write_text(json.dumps(content))
     _, ran = run_own(0.2, SCENARIO, COMPARE, LIMIT)
     assert "test_own is not compared, because no run that passed has it" in ran.output
     assert "compared with 0001, a baseline" in ran.output

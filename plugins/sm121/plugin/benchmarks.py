@@ -231,6 +231,9 @@ def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
 def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     """Store the final verdicts of the run, which may have changed after the last measurement.
 
+    The verdict of the run is also a key of the whole file, because a file may have only benchmarks
+    outside the levels.
+
     Args:
         session: The run.
         output_json: The data that pytest-benchmark will store.
@@ -243,6 +246,7 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     if session.settings.judging.against is not None and run.target.obstacle is None:
         tests += session.compare_with_trusted().worse
     ended = worst(test.verdict for test in tests)
+    output_json["sm121"] = {"run": ended.value}
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
         if "sm121" not in info or info["metric"] not in run.record.file.metrics:

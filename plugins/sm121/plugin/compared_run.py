@@ -60,6 +60,20 @@ def compare_with_baseline(
     return True
 
 
+def compare_other_benchmarks(config: pytest.Config, session: Session) -> None:
+    """Let pytest-benchmark compare only benchmarks outside the levels.
+
+    Each of them is compared with the latest run that has it and passed.
+
+    Args:
+        config: The configuration of pytest. ``--benchmark-compare`` has no number.
+        session: The run. Its last test has ended.
+    """
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is not None:
+        benchmarks.compared_mapping = _of_other_benchmarks(benchmarks, session)
+
+
 def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[str, Any]]:
     """Return the stored entries of the benchmarks outside the levels, by file.
 
@@ -70,7 +84,7 @@ def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[st
     not_passed: set[str] = set()
     for path, data in reversed(list(benchmarks.storage.load())):
         entries = data["benchmarks"]
-        if any(is_of_suite(each) and _has_not_passed(each) for each in entries):
+        if _has_not_passed(data):
             not_passed |= {each["fullname"] for each in entries}
             continue
         found = {each["fullname"]: each for each in entries if each["fullname"] in missing}
@@ -83,9 +97,14 @@ def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[st
     return mapping
 
 
-def _has_not_passed(entry: Any) -> bool:
-    """Whether the run of a measurement of a level has not passed."""
-    return bool(entry["extra_info"].get("run", "PASS") != "PASS")
+def _has_not_passed(data: Any) -> bool:
+    """Whether the run of a stored file has not passed.
+
+    Files of earlier versions of the suite have the verdict only in the entries of levels.
+    """
+    described = [data.get("sm121", {})]
+    described += [each["extra_info"] for each in data["benchmarks"] if is_of_suite(each)]
+    return any(each.get("run", "PASS") != "PASS" for each in described)
 
 
 def is_of_suite(entry: Any) -> bool:

@@ -210,8 +210,11 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
     is_left_to_others = is_shard and not any(_measures(item) for item in items)
     history = config.stash.setdefault(HISTORY, history_of(config, session))
     has_baseline = True
-    if config.getoption("benchmark_compare") is True and not is_left_to_others:
-        has_baseline = compared_run.compare_with_baseline(config, session, history)
+    if config.getoption("benchmark_compare") is True:
+        if is_left_to_others:
+            compared_run.compare_other_benchmarks(config, session)
+        else:
+            has_baseline = compared_run.compare_with_baseline(config, session, history)
     if _given(config, "benchmark_compare_fail"):
         whole = config.stash.get(shards.WHOLE, ())
         is_empty_allowed = is_left_to_others and any(_measures(item) for item in whole)
