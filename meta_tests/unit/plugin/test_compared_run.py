@@ -1,6 +1,7 @@
 """Benchmarks outside the levels in a run of the levels with ``--benchmark-compare``."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,10 @@ def test_a_slower_benchmark_is_not_compared_with_a_failed_run(run_own, tmp_path)
         status, ran = run_own(0.2, SCENARIO, "--benchmark-autosave", COMPARE, LIMIT)
         assert status == 1 and "test_own" in ran.verdict["reason"], ran.output
         assert stored(tmp_path) == number
-    assert "Comparing against benchmarks from: " in ran.output
+    assert re.search(r"compared with 0001: \S*::test_own\n", ran.output), ran.output
+    assert "Comparing against benchmarks from: " not in ran.output
+    status, ran = run_own(0.02, SCENARIO, f"{COMPARE}=0003")
+    assert re.search(r"^Comparing against benchmarks from: .*/0003_", ran.output, re.M), ran.output
     status, ran = run_own(0.02, SCENARIO, COMPARE, LIMIT)
     assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
 

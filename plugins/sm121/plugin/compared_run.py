@@ -7,7 +7,21 @@ import pytest
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import Undecided
 from sm121.regression.measured import MeasuredHistory
+from sm121.run import stored_run
 from sm121.session.session import Session
+
+
+def name_files(config: pytest.Config) -> None:
+    """Print pytest-benchmark's lines with the files that it has chosen. They were held back.
+
+    Args:
+        config: The configuration of pytest.
+    """
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is None or benchmarks.verbose:  # if verbose, pytest-benchmark has printed them
+        return
+    for path in benchmarks.compared_mapping or ():
+        benchmarks.logger.info(f"Comparing against benchmarks from: {path}", newline=False)
 
 
 def compare_with_baseline(
@@ -77,7 +91,8 @@ def compare_other_benchmarks(config: pytest.Config, session: Session) -> None:
 def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[str, Any]]:
     """Return the stored entries of the benchmarks outside the levels, by file.
 
-    A line names each benchmark that only runs have which did not pass.
+    A line names each benchmark, with the run with which it is compared. Another line names each
+    benchmark that only runs have which did not pass.
     """
     missing = {each.fullname for each in benchmarks.benchmarks if each and not is_of_suite(each)}
     mapping: dict[Any, dict[str, Any]] = {}
@@ -88,9 +103,13 @@ def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[st
             not_passed |= {each["fullname"] for each in entries}
             continue
         found = {each["fullname"]: each for each in entries if each["fullname"] in missing}
-        if found:
-            mapping[path] = found
-            missing -= found.keys()
+        if not found:
+            continue
+        mapping[path] = found
+        missing -= found.keys()
+        run = stored_run.short_name(path.name)
+        line = f"--benchmark-compare: compared with {run}: {', '.join(sorted(found))}"
+        session.run.record.say("benchmark", line)
     for name in sorted(missing & not_passed):
         line = f"--benchmark-compare: {name} is not compared, because no run that passed has it"
         session.run.record.say("benchmark", line)

@@ -127,6 +127,7 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         )
     if not has_levels:
         _warn_of_nothing_to_compare(config)
+        compared_run.name_files(config)
         return
     folder = stored_benchmarks.storage_folder(
         config.getoption("benchmark_storage"), config.invocation_params.dir
@@ -141,6 +142,8 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     foreign = any(_is_benchmark(item) and LEVEL not in item.stash for item in items)
     if foreign:
         _warn_of_nothing_to_compare(config)
+        if compared is not True:  # otherwise `decide` chooses the files, and names them
+            compared_run.name_files(config)
     else:
         _refuse_missing(folder, None if compared is True else str(compared))
     benchmarks = getattr(config, "_benchmarksession", None)
@@ -153,7 +156,7 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def _warn_of_nothing_to_compare(config: pytest.Config) -> None:
-    """Print pytest-benchmark's lines for other benchmarks, which were held back until now."""
+    """Print pytest-benchmark's warnings for other benchmarks, which were held back until now."""
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or not _given(config, "benchmark_compare"):
         return
@@ -162,8 +165,6 @@ def _warn_of_nothing_to_compare(config: pytest.Config) -> None:
     list(benchmarks.storage.load(*runs))  # prints a warning for each unreadable file
     if not benchmarks.compared_mapping:
         benchmarks.logger.warning(f"{_NOTHING_TO_COMPARE} in {str(benchmarks.storage)!r}.")
-    for path in () if benchmarks.verbose else benchmarks.compared_mapping:
-        benchmarks.logger.info(f"Comparing against benchmarks from: {path}", newline=False)
 
 
 def guard(config: pytest.Config, session: Session) -> None:
