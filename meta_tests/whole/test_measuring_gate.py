@@ -7,7 +7,8 @@ from statistics import median
 import pytest
 
 from meta_tests.texts import text_file
-from sm121.session.given_numbers import numbers
+from sm121.core import options
+from sm121.performance.options import MeasuringOptions
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
@@ -163,6 +164,5 @@ def test_a_named_depth_beyond_the_context_is_refused(timed_server, run_pytest):
 
 
 def test_depths():
-    options = {"--depths": "0, 4096,0"}
-    assert numbers(options.get, "--depths", "0,4096") == (0, 4096)
-    assert numbers(options.get, "--tg", "32,128") is None
+    read = options.read(MeasuringOptions, {"--depths": "0, 4096,0"}.get)
+    assert read == MeasuringOptions(only_depths=(0, 4096))

@@ -15,11 +15,11 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile, shortened
 from sm121.evidence.profiler import DecodeTrace
+from sm121.performance.options import MeasuringOptions
 from sm121.run import decode_profile
 from sm121.run.paths import KernelPaths
 from sm121.session import target
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_kernels import GivenKernels
 from sm121.session.settings import Settings
 
 CPU = profile.load("cpu-tiny-gpt-oss")
@@ -33,7 +33,9 @@ def configuration(**changes: str) -> ServerConfiguration:
 
 def settings(directory: Path, trace: str = "auto", **engine):
     return Settings(
-        kernels=GivenKernels(trace=trace), engine=GivenEngine(**engine), report_dir=directory
+        measuring=MeasuringOptions(kernel_trace=trace),
+        engine=GivenEngine(**engine),
+        report_dir=directory,
     )
 
 

@@ -2,17 +2,22 @@
 
 import pytest
 
-from sm121.core import profile
+from sm121.core import options, profile
 from sm121.core.errors import UsageError
-from sm121.session import given_sizes
+from sm121.performance.options import MeasuringOptions
 from sm121.session.given_sizes import GivenSizes
+from sm121.session.settings import Settings
+from sm121.stress.options import StressOptions
 
 GB10 = profile.load("sm121-gpt-oss-120b")
 
 
 def given(**values: str) -> GivenSizes:
-    options = {f"--{name}": value for name, value in values.items()}
-    return given_sizes.read_options(options.get)
+    given_options = {f"--{name}": value for name, value in values.items()}
+    return Settings(
+        measuring=options.read(MeasuringOptions, given_options.get),
+        stress=options.read(StressOptions, given_options.get),
+    ).replaced
 
 
 def test_the_load_of_the_guide_has_other_sizes():

@@ -13,7 +13,6 @@ from sm121.core.profile_fields import FULL
 from sm121.plugin.larger_plans import LargerPlan, LeftOut
 from sm121.run.fingerprint import Fingerprint
 from sm121.session import plan_choice
-from sm121.session.given_measuring import GivenMeasuring
 from sm121.session.plan_choice import DEFAULT, PlanChoice, Reason
 from sm121.session.settings import Settings
 
@@ -225,7 +224,7 @@ def test_workers_have_the_plan_of_their_controller():
 
     planned = PlanChoice("merge", Reason.TRUSTED)
     option = types.SimpleNamespace(dist="loadgroup", maxworkerrestart="0")
-    kept = {stash.SETTINGS: Settings(measuring=GivenMeasuring(planned=planned))}
+    kept = {stash.SETTINGS: Settings(planned=planned)}
     config = types.SimpleNamespace(stash=kept, option=option)
     node = types.SimpleNamespace(config=config, workerinput={})
     spine.pytest_configure_node(node)

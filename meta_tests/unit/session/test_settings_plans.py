@@ -17,6 +17,7 @@ from sm121.core.profile_fields import FULL
 from sm121.machine import this_machine
 from sm121.machine.box import Device, Reading
 from sm121.measure.plan import Plan, Sizes
+from sm121.performance.options import MeasuringOptions
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
@@ -24,7 +25,6 @@ from sm121.run.machine_report import BoxReport
 from sm121.run.record import Target
 from sm121.run.verdict_file import EngineReport, VerdictFile
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_measuring import GivenMeasuring
 from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
@@ -116,10 +116,10 @@ def test_the_measuring_plan_is_the_row_s_and_options_are_on_top():
 
 def test_gates_that_depths_leave_without_a_number_are_named():
     gb10 = profile.load("sm121-gpt-oss-120b")
-    every = Sizes(only_depths=gb10.performance.depths)
-    for sizes in (Sizes(depths=(64,)), every):
-        assert Settings(measuring=GivenMeasuring(sizes=sizes)).without_number(gb10) == []
-    missing = Settings(measuring=GivenMeasuring(sizes=Sizes(only_depths=(0,)))).without_number(gb10)
+    every = MeasuringOptions(only_depths=gb10.performance.depths)
+    for given in (MeasuringOptions(depths=(64,)), every):
+        assert Settings(measuring=given).without_number(gb10) == []
+    missing = Settings(measuring=MeasuringOptions(only_depths=(0,))).without_number(gb10)
     assert "tg32@d4096" in missing and not {"tg32@d0", "ttft_p99"} & {*missing}
 
 

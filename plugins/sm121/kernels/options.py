@@ -1,17 +1,25 @@
 """The options of the kernel level."""
 
-from sm121.core.options import AddOption
+from dataclasses import dataclass
+
+from sm121.core.option_values import checked_by
+from sm121.core.options import flag, option
 from sm121.kernels import registry
 
 
-def add_options(add: AddOption) -> None:
-    """Add the options of the kernel level.
+def _provider(name: str) -> str:
+    registry.check_name(name)
+    return name
 
-    Args:
-        add: A function that adds an option.
-    """
-    add(
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """The options of the kernel level."""
+
+    #: The provider of the tested kernels. If None, it is the provider of the engine's own kernels.
+    provider: str | None = option(
         "--kernel-provider",
+        checked_by(_provider, wrong=("no-such-provider", "no_such_module:provider")),
         metavar="NAME|MODULE:ATTR",
         help=(
             f"provider of the kernels that the kernel level tests: {', '.join(registry.NAMES)} or "
@@ -19,9 +27,8 @@ def add_options(add: AddOption) -> None:
             "the kernel that the server uses)"
         ),
     )
-    add(
+    full_shapes: bool = flag(
         "--full-shapes",
-        action="store_true",
         help=(
             "on a CPU, test the numerics of the kernels at all sizes (default: without the large "
             "sizes)"

@@ -1,16 +1,24 @@
 """The options of the matrix."""
 
-from sm121.core.options import AddOption
+from dataclasses import dataclass
+
+from sm121.core.option_values import checked_by
+from sm121.core.options import option
+from sm121.matrix import covering
 
 
-def add_options(add: AddOption) -> None:
-    """Add the options of the matrix.
+def _strength(text: str) -> str:
+    covering.parse_strength(text)
+    return text
 
-    Args:
-        add: A function that adds an option.
-    """
-    add(
+
+@dataclass(frozen=True)
+class MatrixOptions:
+    """The options of the matrix."""
+
+    strength: str | None = option(
         "--matrix",
+        checked_by(_strength, wrong=("0", "x", "-1")),
         metavar="N|full|none",
         help=(
             "test every combination of the values of any N axes in at least one cell. 1: each "
@@ -18,7 +26,8 @@ def add_options(add: AddOption) -> None:
             "(default: the profile's N, usually 2)"
         ),
     )
-    add(
+    #: The axes of the matrix, by name or path.
+    axes: str | None = option(
         "--matrix-axes",
         metavar="NAME|PATH",
         help=(

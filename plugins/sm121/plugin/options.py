@@ -14,7 +14,6 @@ from pytest_gpu_arch.expression import architectures_asked_for
 from sm121.core import errors, own_tests, profile_fields
 from sm121.core.suggestion import did_you_mean
 from sm121.engines import followed_log
-from sm121.matrix import covering
 from sm121.plugin import certificate, comparing_tests, expressions, shards, workers
 from sm121.plugin.given import fingerprinted, given
 from sm121.plugin.own_run import is_own_run
@@ -293,9 +292,6 @@ def read_settings(config: pytest.Config) -> settings.Settings:
     refuse_empty_values(config)
     given_to_worker = getattr(config, "workerinput", None)
     worker = workers.worker_of(config)
-    strength = config.getoption("--matrix")
-    if strength is not None:
-        covering.parse_strength(strength)
     shards.parse(config.getoption("--shard"))
     if config.getoption("--resume") and workers.is_parallel(config):
         raise errors.UsageError("--resume with -n: expected one of them. Leave out -n.")
@@ -316,7 +312,7 @@ def read_settings(config: pytest.Config) -> settings.Settings:
     if given_to_worker is not None and worker is not None:  # the first process has chosen it
         name, reason = given_to_worker["sm121_plan"]
         planned = PlanChoice(name, Reason(reason))
-        read = replace(read, measuring=replace(read.measuring, planned=planned))
+        read = replace(read, planned=planned)
     root = config.invocation_params.dir if is_own_run(config) else config.rootpath
     return replace(read, root=root, worker=worker, options=fingerprinted(options))
 

@@ -89,7 +89,7 @@ def describe_run(node: Any) -> None:
         node: The object with which xdist controls the worker.
     """
     config: pytest.Config = node.config
-    planned = config.stash[SETTINGS].measuring.planned
+    planned = config.stash[SETTINGS].planned
     node.workerinput["sm121_run"] = config.stash.setdefault(_RUN, uuid.uuid4().hex[:12])
     node.workerinput[GROUPED] = workers.is_grouped(config)
     node.workerinput["sm121_plan"] = [planned.name, planned.reason.value]

@@ -31,7 +31,6 @@ from sm121.run.events import Decided
 from sm121.run.verdict_file import BESIDE, TestReport
 from sm121.session import target
 from sm121.session.session import Session
-from sm121.stress import soak
 
 if TYPE_CHECKING:
     from sm121.stress import level
@@ -98,7 +97,7 @@ def refuse_wrong_sizes(session: Session) -> None:
     if context is None:
         context = _LONGEST_CONTEXT
         has = f"no model is known with a context of more than {context}"
-    prompt = session.settings.measuring.replaced.prompt_tokens
+    prompt = session.settings.measuring.prompt_tokens
     if prompt is not None and context < prompt + plan.longest:
         raise errors.UsageError(
             f"--pp {prompt}: expected at most {max(context - plan.longest, 0)} tokens, since"
@@ -122,6 +121,7 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
     """The measuring client, and the plan of the run."""
     settings = conformance.settings
     plan = settings.measuring_plan(conformance.run.profile)
+    tails = settings.measuring.percentiles or settings.judging.certify
     shown_at = -_LINE_EVERY_S
 
     def show(line: str) -> None:
@@ -132,9 +132,7 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
             shown_at = now
             say(pytestconfig, "measuring", line)
 
-    with Bench.open(
-        conformance.run, plan, tails=settings.measuring.percentiles, show=show
-    ) as opened:
+    with Bench.open(conformance.run, plan, tails=tails, show=show) as opened:
         pytestconfig.stash[_BENCH] = opened
         yield opened
         del pytestconfig.stash[_BENCH]
@@ -296,7 +294,9 @@ def stress(
 @pytest.fixture
 def soak_s(pytestconfig: pytest.Config) -> float:
     """The duration of ``--soak`` in seconds."""
-    return soak.parse_duration(pytestconfig.getoption("--soak"))
+    duration_s = pytestconfig.stash[SETTINGS].stress.soak_s
+    assert duration_s is not None, "without --soak, the test is not collected"
+    return duration_s
 
 
 def end_with_its_level(item: pytest.Item, session: Session) -> None:

@@ -1,15 +1,17 @@
 """The options that compare a run with another one, or two configurations with each other."""
 
-from sm121.core.options import AddOption
+from dataclasses import dataclass
+
+from sm121.core.option_values import whole_number
+from sm121.core.options import option
 
 
-def add_options(add: AddOption) -> None:
-    """Add the options of the group "comparing".
+@dataclass(frozen=True)
+class ComparingOptions:
+    """The options of the group "comparing"."""
 
-    Args:
-        add: A function that adds an option.
-    """
-    add(
+    #: A path, or the word ``trusted``.
+    against: str | None = option(
         "--against",
         metavar="RUN",
         help=(
@@ -18,8 +20,9 @@ def add_options(add: AddOption) -> None:
             "trusted run failed in the same way"
         ),
     )
-    add(
+    ab: list[str] | None = option(
         "--ab",
+        value=None,
         nargs=2,
         metavar=("A", "B"),
         help=(
@@ -29,15 +32,16 @@ def add_options(add: AddOption) -> None:
             "If a side begins with a single hyphen, put a space before it: ' -q fp8'"
         ),
     )
-    add(
+    ab_pairs: int | None = option(
         "--ab-pairs",
+        whole_number(100, "starts of each side"),  # each start takes minutes
         metavar="N",
         help=(
             "number of times that --ab starts each side; if it cannot decide then, it starts "
             "them up to twice as often (default: 3)"
         ),
     )
-    add(
+    hypothesis: str | None = option(
         "--hypothesis",
         metavar="FILE",
         help="file with the expected effects of a feature; --ab tests whether they occur",

@@ -26,10 +26,10 @@ from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import NoProfiler, profile_decode
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
+from sm121.performance.options import MeasuringOptions
 from sm121.session import decode_backends, given_engine
 from sm121.session.decode_limits import faster_than_memory, limits_of, longest_answer, undrafted
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_kernels import GivenKernels
 from sm121.session.given_target import GivenTarget
 from sm121.session.opening import open_session
 from sm121.session.settings import Settings
@@ -338,7 +338,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
             arguments=request.arguments,
             environment=tuple(sorted(variables.items())),
         ),
-        kernels=GivenKernels(trace="keep"),
+        measuring=MeasuringOptions(kernel_trace="keep"),
         report_dir=request.output,
     )
     with open_session(settings) as session:

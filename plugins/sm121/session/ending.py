@@ -79,7 +79,7 @@ def _judge(file: VerdictFile, settings: Settings, target: Target, gaps: Certific
     gates = settings.without_number(target.profile)
     if gates:
         file.reason += f"; because of --depths, these gates have no number: {', '.join(gates)}"
-    for line in settings.measuring.replaced.deviations(target.profile):
+    for line in settings.replaced.deviations(target.profile):
         file.reason += f"; {line}"
     if not file.finished or not settings.judging.certify:
         return

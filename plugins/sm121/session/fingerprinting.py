@@ -98,7 +98,7 @@ def _axes(settings: Settings, chosen: profile.Profile) -> str | None:
     """The digest of the matrix's axes; None for a profile without a matrix."""
     if chosen.matrix is None:
         return None
-    loaded = axes.load(settings.measuring.axes or chosen.matrix.axes)
+    loaded = axes.load(settings.matrix.axes or chosen.matrix.axes)
     return digest.of_value(loaded.model_dump(mode="json"))
 
 

@@ -1,16 +1,21 @@
-"""Reads the options of ``--ab A B``: its two sides, the number of pairs, and the hypothesis."""
+"""Checks ``--ab A B`` and its options: the two sides, the number of pairs, and the hypothesis."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core import options
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.engines import registry
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
-from sm121.session import given_attached, given_numbers, own_options
+from sm121.regression.options import ComparingOptions
+from sm121.session import given_attached, own_options
 from sm121.session.given_engine import DEFAULT
+
+#: The number of pairs of starts without ``--ab-pairs``.
+PAIRS = 3
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,7 @@ class GivenAb:
 
     sides: tuple[Side, Side]
     #: The number of pairs of starts.
-    pairs: int = 3
+    pairs: int = PAIRS
     hypothesis: Hypothesis | None = None
 
 
@@ -36,38 +41,31 @@ def read_options(option: Option, started_in: Path) -> GivenAb | None:
     Raises:
         UsageError: An option is wrong, or contradicts another one.
     """
-    both = sides(option, given_attached.base_url(option))
-    file = option("--hypothesis")
+    given = options.read(ComparingOptions, option)
+    both = _sides(given, option("--engine") or DEFAULT, given_attached.base_url(option))
     if both is None:
-        if file is not None:
+        if given.hypothesis is not None:
             raise UsageError(
                 "--hypothesis: expected --ab A B as well, because the comparison of A and B "
                 "decides on the hypothesis"
             )
         return None
-    return GivenAb(
-        sides=both,
-        pairs=given_numbers.number("--ab-pairs", option("--ab-pairs")) or 3,
-        hypothesis=hypothesis.load(started_in / file) if file is not None else None,
-    )
+    expected = None
+    if given.hypothesis is not None:
+        expected = hypothesis.load(started_in / given.hypothesis)
+    return GivenAb(sides=both, pairs=given.ab_pairs or PAIRS, hypothesis=expected)
 
 
-def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
+def _sides(given: ComparingOptions, engine: str, attached: str | None) -> tuple[Side, Side] | None:
     """Return the sides of ``--ab``; None without it.
 
-    Args:
-        option: A function that returns the value of an option.
-        attached: The URL of ``--base-url``; None without it.
-
-    Raises:
-        UsageError: A side is wrong, or other options contradict it.
+    Raises UsageError if a side is wrong, or if ``--base-url`` (`attached`) contradicts it.
     """
-    texts = option("--ab")
-    if texts is None:
-        if option("--ab-pairs"):
+    if given.ab is None:
+        if given.ab_pairs is not None:
             raise UsageError("--ab-pairs: expected --ab A B as well, got none")
         return None
-    parsed = parse_sides(texts, own_options.every())
+    parsed = parse_sides(given.ab, own_options.every())
     if parsed[0].url is not None:
         return parsed
     if attached:
@@ -75,7 +73,6 @@ def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
             "--ab with --base-url: expected two URLs, because the suite starts no "
             "server in such a run"
         )
-    engine = option("--engine") or DEFAULT
     for side in parsed:
         reserved = registry.reserved(engine, side.arguments, dict(side.environment))
         if reserved is not None:

@@ -11,9 +11,7 @@ from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.profile import Profile
 from sm121.engines import capabilities, protocol, registry
-from sm121.kernels import registry as kernel_providers
 from sm121.session import given_files, given_nodes, given_target, given_words
-from sm121.stress import soak
 
 #: The engine of a run whose command line names none.
 DEFAULT = "vllm"
@@ -204,12 +202,6 @@ def refuse_conflicts(option: Option, attached: str | None) -> None:
     Raises:
         UsageError: One of the options is wrong.
     """
-    provider = option("--kernel-provider")
-    if provider is not None:
-        kernel_providers.check_name(provider)
-    duration = option("--soak")
-    if duration is not None:
-        soak.parse_duration(duration)
     if attached and option("--model") and option("--served-model-name"):
         raise UsageError("--model and --served-model-name: expected one of them, got both")
     _refuse_reserved(option, attached)

@@ -1,13 +1,11 @@
-"""Reads the options that replace sizes of the profile: ``--pp``, ``--requests``, ``--crowd``."""
+"""The sizes of the profile that options replace: ``--pp``, ``--requests``, ``--crowd``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm121.core.errors import OptionError
-from sm121.core.options import Option
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate, Sourced
-from sm121.session import given_numbers
 
 #: The units of gates that apply only to the profile's own prompt length.
 _OF_A_PROMPT = ("tok/s", "ms")
@@ -84,22 +82,6 @@ class GivenSizes:
                 f"{stress.load_concurrency.value:g} at the same time"
             )
         return lines
-
-
-def read_options(option: Option) -> GivenSizes:
-    """Read the options.
-
-    Args:
-        option: A function that returns the value of an option.
-
-    Raises:
-        UsageError: An option is not a number, or is 0.
-    """
-    return GivenSizes(
-        prompt_tokens=given_numbers.number("--pp", option("--pp")),
-        requests=given_numbers.number("--requests", option("--requests")),
-        crowd=given_numbers.number("--crowd", option("--crowd")),
-    )
 
 
 def _without_rates(gates: Sequence[Gate]) -> tuple[Gate, ...]:

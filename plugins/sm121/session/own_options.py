@@ -1,31 +1,32 @@
 """All options that the suite adds to pytest's, in the order of ``pytest --help``.
 
-Each option is declared once, in the module ``options`` of its package. By default, a new option
-belongs to the fingerprint of a run, and ``--certify`` refuses it. To change this, add the option to
-``fixtures/fingerprinted-options.toml`` and ``fixtures/certificate.toml``.
+Each option is declared once, in the module ``options`` of its package (`sm121.core.options`). By
+default, a new option belongs to the fingerprint of a run, and ``--certify`` refuses it. To change
+this, add the option to ``fixtures/fingerprinted-options.toml`` and ``fixtures/certificate.toml``.
 """
 
 import argparse
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pytest_gpu_arch.options import add_options as add_architecture
 from sm121.answers.options import add_options as add_answers
+from sm121.core import options
 from sm121.core.command_parser import Parser
-from sm121.core.options import AddOption
+from sm121.core.options import AddOption, Declaration
 from sm121.engines.options import add_options as add_engines
-from sm121.kernels.options import add_options as add_kernels
-from sm121.matrix.options import add_options as add_matrix
-from sm121.performance.options import add_options as add_performance
-from sm121.regression.options import add_options as add_regression
+from sm121.kernels.options import KernelOptions
+from sm121.matrix.options import MatrixOptions
+from sm121.performance.options import MeasuringOptions
+from sm121.regression.options import ComparingOptions
 from sm121.report.options import add_options as add_report
 from sm121.session.options import add_plan, add_resume, add_shard, add_target
-from sm121.stress.options import add_options as add_stress
+from sm121.stress.options import StressOptions
 
-#: A function that adds the options of a package.
-AddOptions: TypeAlias = Callable[[AddOption], None]
+#: A dataclass that declares options, or a function that adds them.
+AddOptions: TypeAlias = type | Callable[[AddOption], None]
 
 
 class _AnyWords(int):
@@ -59,7 +60,10 @@ class OptionGroup:
             add(*names, **keywords)
 
         for add_options in self.add_options:
-            add_options(add_with_any_words)
+            if isinstance(add_options, type):
+                options.add_options(add_options, add_with_any_words)
+            else:
+                add_options(add_with_any_words)
 
 
 #: The group of the plugin `pytest_gpu_arch`, which adds it to ``pytest --help`` itself.
@@ -70,13 +74,21 @@ GROUPS = (
     OptionGroup("engine", (add_engines,)),
     OptionGroup(
         "checks",
-        (add_plan, add_stress, add_kernels, add_answers, add_matrix, add_shard, add_resume),
+        (add_plan, StressOptions, KernelOptions, add_answers, MatrixOptions, add_shard, add_resume),
     ),
-    OptionGroup("measuring", (add_performance,)),
-    OptionGroup("comparing", (add_regression,)),
+    OptionGroup("measuring", (MeasuringOptions,)),
+    OptionGroup("comparing", (ComparingOptions,)),
     OptionGroup("report", (add_report,)),
 )
 EVERY_GROUP = (ARCHITECTURE, *GROUPS)
+
+
+def declarations() -> Iterator[Declaration]:
+    """Yield the declaration of each option that is the field of a dataclass."""
+    for group in GROUPS:
+        for each in group.add_options:
+            if isinstance(each, type):
+                yield from options.declarations(each).values()
 
 
 @functools.cache

@@ -4,28 +4,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm121.core import metric_name, profile
+from sm121.core import metric_name, options, profile
 from sm121.core.options import Option
 from sm121.core.profile import Profile
+from sm121.kernels.options import KernelOptions
+from sm121.matrix.options import MatrixOptions
 from sm121.measure.plan import Plan
+from sm121.performance.options import MeasuringOptions
 from sm121.session import (
     given_ab,
     given_answers,
     given_attached,
     given_engine,
     given_judging,
-    given_kernels,
-    given_measuring,
     given_target,
+    plan_choice,
 )
 from sm121.session.given_ab import GivenAb
 from sm121.session.given_answers import GivenAnswers
 from sm121.session.given_attached import GivenServer
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
-from sm121.session.given_kernels import GivenKernels
-from sm121.session.given_measuring import GivenMeasuring
+from sm121.session.given_sizes import GivenSizes
 from sm121.session.given_target import GivenTarget
+from sm121.session.plan_choice import PlanChoice
+from sm121.stress.options import StressOptions
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,21 @@ class Worker:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run, in groups. The module of each group reads it from the command line."""
+    """The settings of a run, in groups.
+
+    A group of options without cross-checks is the class that declares them. The module of each
+    other group (``given_*``) reads the group from the command line.
+    """
 
     target: GivenTarget = field(default_factory=GivenTarget)
     engine: GivenEngine = field(default_factory=GivenEngine)
     #: The attached server; None if the suite starts one.
     attached: GivenServer | None = None
-    kernels: GivenKernels = field(default_factory=GivenKernels)
-    measuring: GivenMeasuring = field(default_factory=GivenMeasuring)
+    kernels: KernelOptions = field(default_factory=KernelOptions)
+    matrix: MatrixOptions = field(default_factory=MatrixOptions)
+    measuring: MeasuringOptions = field(default_factory=MeasuringOptions)
+    stress: StressOptions = field(default_factory=StressOptions)
+    planned: PlanChoice = field(default_factory=PlanChoice)
     #: The comparison of two sides; None without ``--ab``.
     ab: GivenAb | None = None
     answers: GivenAnswers = field(default_factory=GivenAnswers)
@@ -68,12 +78,21 @@ class Settings:
     @property
     def plan(self) -> str:
         """The name of the plan."""
-        return self.measuring.planned.name
+        return self.planned.name
 
     @property
     def base_url(self) -> str | None:
         """The URL of the attached server; None if the suite starts one."""
         return self.attached.base_url if self.attached is not None else None
+
+    @property
+    def replaced(self) -> GivenSizes:
+        """The sizes that replace those of the profile."""
+        return GivenSizes(
+            prompt_tokens=self.measuring.prompt_tokens,
+            requests=self.stress.requests,
+            crowd=self.stress.crowd,
+        )
 
     def expected_profile(self) -> Profile:
         """Return the profile that the run will probably have, before its target is resolved."""
@@ -124,13 +143,21 @@ def read_settings(
     engine = given_engine.read_options(option, target.profile, url, marked)
     attached = given_attached.read_options(option, url, sides, target.profile)
     judging = given_judging.read_options(option, started_in)
-    expected = profile.expected(target.profile, target.arch, engine.name, marked)
+    planned = plan_choice.of_options(
+        option,
+        profile.expected(target.profile, target.arch, engine.name, marked),
+        trusted=judging.against.newest.file if judging.against is not None else None,
+        names_tests=names_tests,
+    )
     return Settings(
         target=target,
         engine=engine,
         attached=attached,
-        kernels=given_kernels.read_options(option),
-        measuring=given_measuring.read_options(option, expected, judging, names_tests=names_tests),
+        kernels=options.read(KernelOptions, option),
+        matrix=options.read(MatrixOptions, option),
+        measuring=options.read(MeasuringOptions, option),
+        stress=options.read(StressOptions, option),
+        planned=planned,
         ab=ab,
         answers=given_answers.read_options(option),
         judging=judging,

@@ -69,7 +69,7 @@ def _profile(settings: Settings, arch: str, *, has_obstacle: bool) -> Profile | 
         if has_obstacle and settings.base_url is None:
             return None
         chosen = profile.load(profile.for_architecture(arch, settings.engine.name))
-    chosen = settings.measuring.replaced.of(chosen)
+    chosen = settings.replaced.of(chosen)
     if settings.answers.exam is None:
         return chosen
     correctness = chosen.correctness.model_copy(update={"exam": str(settings.answers.exam)})
@@ -351,7 +351,7 @@ def profiler_mode(settings: Settings, chosen: Profile) -> str:
     Returns:
         ``keep``, ``restart`` or ``off``: the user's option, or else the profile's value.
     """
-    mode = settings.kernels.trace
+    mode = settings.measuring.kernel_trace
     if mode == "auto":
         return chosen.engine.profiler
     return mode

@@ -1,32 +1,40 @@
 """The options of the stress level."""
 
-from sm121.core.options import AddOption
+from dataclasses import dataclass
+
+from sm121.core.option_values import checked_by, whole_number
+from sm121.core.options import option
+from sm121.stress import soak
 
 
-def add_options(add: AddOption) -> None:
-    """Add the options of the stress level.
+@dataclass(frozen=True)
+class StressOptions:
+    """The options of the stress level."""
 
-    Args:
-        add: A function that adds an option.
-    """
-    add(
+    #: The duration in seconds.
+    soak_s: float | None = option(
         "--soak",
+        checked_by(soak.parse_duration, wrong=("30", "2 weeks", "0s", "31d")),
         metavar="DURATION",
         help=(
             "add a mixed load of this duration (for example 30s, 10m, 2h), with all checks of "
             "the stress level (default: no soak)"
         ),
     )
-    add(
+    requests: int | None = option(
         "--requests",
+        # A GB10 needs half a day for this many short requests.
+        whole_number(100_000, "requests of the load"),
         metavar="N",
         help=(
             "number of requests that a load of the stress level sends, for example 200 (default: "
             "the profile's number)"
         ),
     )
-    add(
+    crowd: int | None = option(
         "--crowd",
+        # The bound is the largest default of vLLM's --max-num-seqs.
+        whole_number(1024, "requests at the same time"),
         metavar="N",
         help=(
             "number of requests of the stress level that run at the same time, for example 8 "
