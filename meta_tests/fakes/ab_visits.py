@@ -8,11 +8,11 @@ from sm121.regression.hypothesis import Criterion, Review
 
 #: A hypothesis in which only the criteria matter for the tests.
 REVIEW = Review(
-    assumptions=("the experts wait for memory",),
-    inefficiencies=("scales are read twice",),
-    alternatives=("another kernel",),
+    assumptions=("the experts wait for the memory",),
+    inefficiencies=("the scales of blocks are read twice",),
+    alternatives=("another kernel of the same library",),
     upstream_todos=("none: the server needs no change",),
-    experiments=("kernels of a decode step",),
+    experiments=("the kernels of a decode step",),
 )
 
 

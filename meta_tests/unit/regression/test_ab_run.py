@@ -161,7 +161,7 @@ def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise,
             profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, file=new_file()
         )
     )
-    words = {"feature": "faster", "hypothesis": "This should improve much."}
+    words = {"feature": "faster", "hypothesis": "This should improve the rate by much."}
     chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
     run = AbRun(parts, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
@@ -196,7 +196,7 @@ def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
             profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, file=new_file()
         )
     )
-    words = {"feature": "faster", "hypothesis": "This should improve much."}
+    words = {"feature": "faster", "hypothesis": "This should improve the rate by much."}
     chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
     run = AbRun(parts, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)

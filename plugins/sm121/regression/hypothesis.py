@@ -134,103 +134,54 @@ class MetricBound:
         return verdict_of(holds=high <= bound, fails=low > bound)
 
 
-#: Texts that say nothing, unless a reason follows: "none: FlashInfer has it".
-_NEED_A_REASON = (
-    "does not apply",
-    "fixme",
-    "n a",
-    "na",
-    "none",
-    "not applicable",
-    "t b a",
-    "t b d",
-    "tba",
-    "tbd",
-    "to be decided",
-    "to be defined",
-    "to be determined",
-    "to be done",
-    "to do",
-    "todo",
-)
-#: Texts that say nothing. Punctuation is removed from a text before it is compared with them.
-_PLACEHOLDERS = frozenset(
-    {
-        *_NEED_A_REASON,
-        "fill in",
-        "fill me in",
-        "nil",
-        "nothing",
-        "nothing to add",
-        "nothing to say",
-        "null",
-        "see above",
-        "unknown",
-        "will be written later",
-        "xxx",
-    }
-)
-#: Placeholders that may be the label of a text: "TODO: PDL".
-_LABELS = ("fixme", "to do", "todo")
-#: The shortest reason behind a placeholder, in words: "none: FlashInfer has it".
-_REASON = 3
+#: A sentence has at least this many words, so that a placeholder ("TBD", "none", "will be written
+#: later") is none.
+_SENTENCE = 6
+_WORD = re.compile(r"\S*\w\S*")
 
 
-def _words(text: str) -> str:
-    """Return the words of a text in lower case, without punctuation."""
-    letters = "".join(each if each.isalnum() else " " for each in text)
-    return " ".join(letters.split()).casefold()
-
-
-def _with_content(text: str) -> str:
-    """Return a text without surrounding spaces; raise ValueError if it says nothing."""
-    words = _words(text)
-    longest = max((len(word) for word in words.split()), default=0)
-    if len(words) < 3 or longest == 1 or words in _PLACEHOLDERS:
-        raise ValueError(f"expected a text, got {text!r}; if there is none, write why")
+def _name(text: str) -> str:
+    """Return a text without surrounding spaces; raise ValueError if it has no word."""
+    if not _WORD.search(text):
+        raise ValueError(f"expected a name, got {text!r}")
     return text.strip()
 
 
-def _with_reason(text: str) -> str:
-    """Return a text as `_with_content` does; refuse a placeholder without a reason, too."""
-    words = _words(text)
-    for placeholder in _NEED_A_REASON:
-        rest = words.removeprefix(f"{placeholder} ")
-        is_short = len(rest.split()) < _REASON
-        if rest != words and is_short and not (placeholder in _LABELS and ":" in text):
-            raise ValueError(
-                f"expected a text, got {text!r}; write why in a sentence: "
-                "not applicable, because ..."
-            )
-    return _with_content(text)
+def _sentence(text: str) -> str:
+    """Return a text without surrounding spaces; raise ValueError if it has too few words."""
+    if len(_WORD.findall(text)) < _SENTENCE:
+        raise ValueError(
+            f"expected a sentence of at least {_SENTENCE} words, got {text!r}. If there is nothing "
+            "to write, write the reason: none, because ..."
+        )
+    return text.strip()
 
 
-_Text = Annotated[str, AfterValidator(_with_content)]
-_Line = Annotated[str, AfterValidator(_with_reason)]
-_Lines = Annotated[tuple[_Line, ...], Field(min_length=1)]
+_Sentence = Annotated[str, AfterValidator(_sentence)]
+_Sentences = Annotated[tuple[_Sentence, ...], Field(min_length=1)]
 
 
 class Review(DataTable):
-    """The critical review that the plan requires of each feature; no list may be empty."""
+    """The critical review that the plan requires of each feature: sentences in each list."""
 
     #: Assumptions that must hold for the feature to help.
-    assumptions: _Lines
+    assumptions: _Sentences
     #: Remaining waste of the feature: memory accesses, launches, copies.
-    inefficiencies: _Lines
+    inefficiencies: _Sentences
     #: Alternatives to the feature.
-    alternatives: _Lines
+    alternatives: _Sentences
     #: Changes that the feature still needs in FlashInfer or vLLM.
-    upstream_todos: _Lines
+    upstream_todos: _Sentences
     #: Experiments that would show whether the feature helps.
-    experiments: _Lines
+    experiments: _Sentences
 
 
 class Hypothesis(DataTable):
     """The content of a feature's file, as given with ``--hypothesis``."""
 
-    feature: _Text
+    feature: Annotated[str, AfterValidator(_name)]
     #: "This should improve <metric> by <X %> because <reason>."
-    hypothesis: Annotated[_Text, Field(min_length=20)]
+    hypothesis: _Sentence
     #: The phase of the plan whose gate is also evaluated.
     phase: Phase | None = None
     criteria: tuple[Criterion, ...] = Field(min_length=1)
