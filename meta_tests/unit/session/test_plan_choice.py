@@ -165,6 +165,30 @@ def test_a_plan_asks_every_section_of_a_given_exam(run_pytest):
     assert "test_dialogues_are_followed" not in output
 
 
+@pytest.mark.parametrize(
+    ("arch", "exam", "plan", "line"),
+    [
+        ("sm121", "gpt-oss-120b", "quick", "not asked in plan quick; --plan full asks it"),
+        ("sm121", "gpt-oss-120b", FULL, None),
+        ("sm121", "canary", "quick", None),
+        ("cpu", "gpt-oss-120b", "quick", "plan quick; profile cpu-tiny-gpt-oss leaves it out"),
+    ],
+)
+def test_a_section_of_a_given_exam_that_the_plan_leaves_out_is_named(
+    run_pytest, fault_server, arch, exam, plan, line
+):
+    """Head and end of a run name the section of a given exam that its plan does not ask."""
+    modules = ["test_long_documents_are_read", "test_facts_are_known"]
+    _, run = run_pytest(
+        "--arch", arch, *fault_server().options, "--served-model-name", "canary", "--plan", plan,
+        f"--exam={ROOT / 'fixtures' / 'exams' / exam}.jsonl",
+        *(f"tests/test_correctness.py::{name}" for name in modules),
+    )  # fmt: skip
+    lines = [each for each in run.output.splitlines() if "section document is " in each]
+    assert len(lines) == (2 if line else 0), run.output
+    assert all(line in each for each in lines), run.output
+
+
 def test_the_trusted_run_decides_where_its_plan_is_larger_than_quick(run_pytest, tmp_path):
     """A run that is compared with a trusted run of plan merge has this plan, too."""
     from sm121.run import verdict_file

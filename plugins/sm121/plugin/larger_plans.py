@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from sm121.answers import exam
 from sm121.core.profile_fields import FULL
 from sm121.plugin import planning, run_again, selection
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
@@ -53,15 +54,18 @@ class LeftOut:
 
 
 LEFT_OUT = pytest.StashKey[LeftOut]()
+#: The test that asks the section ``document`` of an exam. Each plan asks all other sections of the
+#: exam of --exam (see `selection.is_asked`).
+_OF_DOCUMENTS = "test_long_documents_are_read"
 
 
 def count_left_out(
     config: pytest.Config, target: Target, items: Sequence[pytest.Item]
 ) -> LeftOut | None:
-    """Count the checks that the plan of the run left out.
+    """Count the checks that the plan of the run left out, and note a section of a given exam.
 
     Args:
-        config: The configuration of pytest. Its stash keeps the result.
+        config: The configuration of pytest. Its stash keeps the result and the line on the exam.
         target: The target of the run.
         items: The selected tests.
 
@@ -72,6 +76,7 @@ def count_left_out(
     left = config.stash.get(selection.NOT_IN_PLAN, [])
     if target.profile is None or not left:
         return None
+    _note_section_left_out(config, target)
     plan = config.stash[SETTINGS].plan
     asked = [item for item in items if LEVEL in item.stash]
     larger = []
@@ -117,3 +122,22 @@ def gates_left_out(config: pytest.Config, session: Session) -> str | None:
         f"gates of configuration {chosen.question} without a number in plan {plan}: "
         f"{', '.join(gates)}. Measure them: {command}"
     )
+
+
+def _note_section_left_out(config: pytest.Config, target: Target) -> None:
+    """Note in a line that the plan leaves out a section of the exam of ``--exam``, if it does."""
+    given = config.getoption("--exam")
+    if given is None or target.profile is None:
+        return
+    items = config.stash.get(selection.NOT_IN_PLAN, [])
+    left = {selection.function_name(item) for item in items}
+    correctness = target.profile.correctness
+    if _OF_DOCUMENTS not in left or exam.load(correctness.exam).document is None:
+        return
+    remedy = f"--plan {FULL} asks it"
+    reason = correctness.cannot.get("long_document")
+    if reason is not None:
+        remedy = f"profile {target.profile.name} leaves it out in each plan: {reason}"
+    plan = config.stash[SETTINGS].plan
+    line = f"--exam {given}: section document is not asked in plan {plan}; {remedy}"
+    config.stash.setdefault(selection.LEFT_OUT, []).append(line)
