@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import types
 from pathlib import Path
 
@@ -163,6 +164,21 @@ def test_a_plan_asks_every_section_of_a_given_exam(run_pytest):
     assert [name for name in sections if name not in output] == []
     _, _, output = asked(run_pytest)
     assert "test_dialogues_are_followed" not in output
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        (f"--depths={10**8}", f"--depths {10**8}: expected at most 4064 tokens"),
+        ("--exam=README.md", "README.md: line 1: expected JSON"),
+        ("--golden=README.md", "README.md: expected a file of --record-golden"),
+        (f"--scores={sys.executable}", "expected a Python with lm-evaluation-harness"),
+    ],
+)
+def test_a_plan_refuses_what_a_run_refuses(run_pytest, option, why):
+    """The collection alone, from which `sm121 plan` computes its answer, refuses a wrong value."""
+    status, run = run_pytest("--arch", "cpu", "--collect-only", option)
+    assert status == 4 and why in run.output, run.output
 
 
 @pytest.mark.parametrize(

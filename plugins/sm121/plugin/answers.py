@@ -84,7 +84,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
 
 
 def refuse_unreadable(settings: Settings) -> None:
-    """Read the files that options name, before the tests are collected.
+    """Read the files that options name. This needs no run.
 
     Args:
         settings: The settings of the run.
@@ -98,6 +98,8 @@ def refuse_unreadable(settings: Settings) -> None:
         oracle_file.load(settings.answers.oracle)
     if settings.answers.golden is not None:
         golden.load(settings.answers.golden)
+    if settings.answers.exam is not None:
+        exam.load(str(settings.answers.exam))
 
 
 def _refuse_wrong_profile(profile: Profile) -> None:

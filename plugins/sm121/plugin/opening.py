@@ -19,10 +19,12 @@ from sm121.core.architecture import CPU
 from sm121.core.errors import UsageError
 from sm121.machine import machine_lock
 from sm121.plugin import (
+    answers,
     certificate,
     comparing_tests,
     expressions,
     kernels,
+    performance,
     planning,
     reporting,
     selection,
@@ -95,6 +97,8 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     kernels.mark_what_cannot_run(settings, tests)
     config.stash[planning.TARGET] = chosen
     if config.option.collectonly:
+        answers.refuse_unreadable(settings)
+        performance.refuse_planned_sizes(settings, chosen)
         return None
     ids = {item.stash[ID] for item in tests}
     resume = config.getoption("--resume")

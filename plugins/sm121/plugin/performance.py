@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm121.core import errors, unmet
+from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
 from sm121.core.server import Server, context_argument
 from sm121.core.verdict import Inconclusive, NotRun, Undecided, Verdict
@@ -28,9 +29,11 @@ from sm121.regression.ab_run import AbRun
 from sm121.regression.measured import MeasuredHistory
 from sm121.run import unknown_memory
 from sm121.run.events import Decided
+from sm121.run.record import Target
 from sm121.run.verdict_file import BESIDE, TestReport
 from sm121.session import target
 from sm121.session.session import Session
+from sm121.session.settings import Settings
 
 if TYPE_CHECKING:
     from sm121.stress import level
@@ -83,7 +86,6 @@ def refuse_wrong_sizes(session: Session) -> None:
         UsageError: An option requests such a size.
     """
     run = session.run
-    sizes = session.settings.measuring.sizes
     chosen = run.target.profile
     if chosen is None or run.target.obstacle is not None:
         return
@@ -92,12 +94,36 @@ def refuse_wrong_sizes(session: Session) -> None:
     else:
         under_test = run.configurations.managed(run.profile.under_test)
         context = context_argument(under_test.arguments)
-    plan = session.settings.measuring_plan(chosen)
+    _refuse_sizes_above(context, session.settings, chosen)
+
+
+def refuse_planned_sizes(settings: Settings, chosen: Target) -> None:
+    """Refuse prompt sizes that exceed the context length of a server which is not started.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The target. An attached server is not asked for its context length.
+
+    Raises:
+        UsageError: An option requests such a size.
+    """
+    profile = chosen.profile
+    if profile is None or chosen.obstacle is not None or settings.base_url is not None:
+        return
+    under_test = profile.configurations[profile.under_test].arguments
+    arguments = (*profile.engine.arguments, *under_test, *settings.engine.arguments)
+    _refuse_sizes_above(context_argument(arguments), settings, profile)
+
+
+def _refuse_sizes_above(context: int | None, settings: Settings, profile: Profile) -> None:
+    """Raise UsageError if an option requests a size that exceeds a context length in tokens."""
+    plan = settings.measuring_plan(profile)
+    sizes = settings.measuring.sizes
     has = f"the server's context has {context}"
     if context is None:
         context = _LONGEST_CONTEXT
         has = f"no model is known with a context of more than {context}"
-    prompt = session.settings.measuring.prompt_tokens
+    prompt = settings.measuring.prompt_tokens
     if prompt is not None and context < prompt + plan.longest:
         raise errors.UsageError(
             f"--pp {prompt}: expected at most {max(context - plan.longest, 0)} tokens, since"
