@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,14 @@ def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch, tmp_path):
     with pytest.raises(UsageError, match=f"^{other}: expected llama-server") as refused:
         side_by_side.check(side_by_side.parse(other))
     assert "--engine-" not in f"{wrong.value} {refused.value}"
+
+
+def test_the_advice_on_a_missing_engine_needs_no_checkout(tmp_path):
+    """It named `make env`, which an installed wheel does not have."""
+    venv.create(tmp_path / "empty", symlinks=True)
+    with pytest.raises(UsageError, match="expected an environment with vLLM") as wrong:
+        side_by_side.check(side_by_side.parse(f"vllm={tmp_path / 'empty' / 'bin' / 'python'}"))
+    assert "`pip install vllm`" in str(wrong.value) and "make" not in str(wrong.value)
 
 
 def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
