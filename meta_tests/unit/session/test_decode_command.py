@@ -21,7 +21,7 @@ from sm121.evidence.decode_time import StreamTime
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.profile_files import read_profile
 from sm121.evidence.profiler import DecodeTrace
-from sm121.session import decode_command, decode_limits
+from sm121.session import decode_command, decode_limits, decode_subject
 
 STATUS_USAGE = 4
 STATUS_NOT_RUN = 5
@@ -489,4 +489,4 @@ def test_a_configuration_is_started_profiled_and_stopped(profiled, monkeypatch, 
 def test_a_layout_is_known_by_the_names_of_all_releases(requested, shown, expected):
     """A cache layout has one name, whatever name a release logs: vLLM 0.29 to 0.33 log HND as
     LBHNC."""
-    assert decode_command.is_layout(requested, shown, "vllm") is expected
+    assert decode_subject.is_layout(requested, shown, "vllm") is expected

@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,23 @@ from sm121.client import models
 from sm121.core import architecture, builds, templates
 from sm121.core import profile as profiles
 from sm121.core.engine_arguments import parse_options
-from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun, Verdict
-from sm121.engines import attached, given_key, registry, request_rules
+from sm121.engines import attached, given_key, registry
 from sm121.engines.protocol import Profiling
 from sm121.evidence import decode_time, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
-from sm121.evidence.decode_time import DecodeTime, Limits, StreamTime
-from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.decode_time import DecodeTime, StreamTime
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import NoProfiler, profile_decode
-from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
 from sm121.performance.options import MeasuringOptions
-from sm121.session import decode_backends, given_engine
+from sm121.session import decode_backends, decode_subject, given_engine
 from sm121.session.decode_limits import faster_than_memory, limits_of, longest_answer, undrafted
+from sm121.session.decode_subject import Subject
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_target import GivenTarget
 from sm121.session.opening import open_session
@@ -50,8 +49,6 @@ TITLES: Mapping[Row, str] = {
 }
 #: Every model has at least this many ordinary tokens.
 _VOCABULARY = 30_000
-#: The variable that sets the layout of vLLM's KV cache.
-_LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 _START_WITH = (
     "start vLLM (0.13 or later) with --profiler-config "
     '\'{"profiler": "torch", "torch_profiler_dir": "DIR", '
@@ -90,40 +87,6 @@ class DecodeRequest:
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
     output: Path
-
-
-@dataclass
-class Subject:
-    """The thing that was profiled.
-
-    Attributes:
-        name: The server, the configuration or the file.
-        prompt: Tokens of the prompt; None: not known.
-        backends: The requested backends of the experts; empty: not known.
-        no_backend: The reason why the requested backend of a configuration is not known.
-        speculative: The drafters that the configuration requires; empty: not known.
-        layout: The KV layout that the log shows; None: not known.
-        limits: The time limits of a token and of the experts.
-        bound_ms: The shortest time of a token that the memory allows; None: not known.
-        moe_bound_ms: The shortest time of the experts of one layer that the memory allows; None:
-            not known.
-        bound_formats: The formats of the bound if the subject's own are not known; else empty.
-        no_bound: The reason why there is no bound.
-        faults: The faults that are not about kernels.
-    """
-
-    name: str
-    prompt: int | None
-    limits: Limits
-    backends: Sequence[str] = ()
-    no_backend: str = ""
-    speculative: Sequence[str] = ()
-    layout: str | None = None
-    bound_ms: float | None = None
-    moe_bound_ms: float | None = None
-    bound_formats: str = ""
-    no_bound: str = ""
-    faults: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -245,7 +208,7 @@ def _of_another(
     named = request.configuration
     if named is None:
         subject = Subject(name, prompt, limits_of(chosen, prompt), request.backends)
-        _add_least_bound(subject, chosen)
+        decode_subject.add_least_bound(subject, chosen)
         return subject
     chosen = chosen.judging(named, builds.identity(version))
     subject = Subject(name, prompt, limits_of(chosen, prompt))
@@ -254,8 +217,8 @@ def _of_another(
     required = chosen.path_of(named).moe or decode_backends.named(
         chosen, row.arguments, row.environment
     )
-    _set_backends(subject, request.backends or required, named)
-    _add_bound(subject, chosen, named, chosen.model.id)
+    decode_subject.require_backends(subject, request.backends or required, named)
+    decode_subject.add_bound(subject, chosen, named, chosen.model.id)
     if subject.bound_ms is not None:
         subject.bound_formats = f"configuration {named}"
     return subject
@@ -327,7 +290,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
     longest_answer(request.prompt, request.tokens, int(length) if length.isdecimal() else None)
     variables = dict(request.environment)
     if request.layout is not None:
-        variables[_LAYOUT] = request.layout
+        variables[decode_subject.LAYOUT] = request.layout
     settings = Settings(
         target=GivenTarget(profile=chosen, configuration=request.target),
         engine=GivenEngine(
@@ -357,12 +320,14 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         or decode_backends.named(judged, configuration.arguments, dict(configuration.environment))
         or decode_backends.logged(configuration, path)
     )
-    _set_backends(subject, backends, request.target)
+    decode_subject.require_backends(subject, backends, request.target)
     subject.layout = path.kv_layout
-    if request.layout is not None and not is_layout(request.layout, path.kv_layout, server.engine):
+    if request.layout is not None and not decode_subject.is_layout(
+        request.layout, path.kv_layout, server.engine
+    ):
         shown = path.kv_layout or "none"
         subject.faults.append(f"KV layout: expected {request.layout}, the log shows {shown}")
-    _add_bound(
+    decode_subject.add_bound(
         subject, judged, request.target, configuration.model, arguments=request.arguments, path=path
     )
     return subject, profile, stream
@@ -380,95 +345,6 @@ def _require_startable(chosen: Profile, configuration: str) -> None:
             "the command there, or give a file of a profiler that was written there, with "
             f"--configuration {configuration}"
         )
-
-
-def _set_backends(subject: Subject, backends: Sequence[str], configuration: str) -> None:
-    """Set the requested backends of the experts, or the reason why they are not known."""
-    subject.backends = backends
-    if not backends and subject.limits.moe_ms is not None:
-        subject.no_backend = (
-            f"MoE: expected a backend in configuration {configuration} whose kernels are known, "
-            "got none. Give --backend NAME"
-        )
-
-
-def is_layout(requested: str, shown: str | None, engine: str) -> bool:
-    """Return whether a log shows the requested KV layout, whose name depends on the release.
-
-    Args:
-        requested: The value of the variable that requests it.
-        shown: The layout that the log shows.
-        engine: The engine, whose rules list the names.
-    """
-    if shown is None:
-        return False
-    rules = request_rules.load_requests(engine).request
-    patterns = [rule.pattern(requested) for rule in rules if rule.variable == _LAYOUT]
-    return shown == requested or any(each.fullmatch(shown) for each in patterns if each)
-
-
-def _add_bound(
-    subject: Subject,
-    chosen: Profile,
-    configuration: str,
-    model: str,
-    *,
-    arguments: Sequence[str] = (),
-    path: KernelPath | None = None,
-) -> None:
-    """Add the shortest time of a token that the memory allows."""
-    config = roofline.read_config(model)
-    healthy = None if chosen.box is None else chosen.box.healthy_gb_s
-    if config is None or healthy is None:
-        subject.no_bound = "the profile names no bandwidth of a healthy machine"
-        return
-    try:
-        read = roofline.cost(chosen, configuration, subject.prompt or 0, config, arguments, path)
-    except Sm121Error as error:
-        subject.no_bound = str(error)
-        return
-    if read is None:
-        subject.no_bound = "the formats of its layers are unknown, or it uses speculative decoding"
-        return
-    _set_bound(subject, read, healthy.high, config)
-
-
-def _add_least_bound(subject: Subject, chosen: Profile) -> None:
-    """Add the lowest possible time of a token for the profile's model.
-
-    The formats of a running server are only in its log, and a file contains no formats. The bound
-    therefore uses the stored weights if the profile has their bytes. Otherwise it assumes that all
-    weights are MXFP4, because no server of the model reads fewer bytes.
-    """
-    config = roofline.read_config(chosen.model.id)
-    healthy = None if chosen.box is None else chosen.box.healthy_gb_s
-    if config is None or healthy is None:
-        subject.no_bound = (
-            f"profile {chosen.name} has no bandwidth of a healthy machine (--profile names another)"
-        )
-        return
-    depth = subject.prompt or 0
-    try:
-        if chosen.model.reads is not None:
-            least = roofline.stored(chosen.model.reads.weights, config, depth)
-            subject.bound_formats = f"{chosen.model.id} as stored"
-        else:
-            least = roofline.traffic(config, depth=depth, formats=roofline.SMALLEST)
-            subject.bound_formats = f"{chosen.model.id} with all weights in MXFP4"
-    except Sm121Error as error:
-        subject.no_bound = str(error)
-        return
-    _set_bound(subject, roofline.spread(least, chosen.nodes, config), healthy.high, config)
-
-
-def _set_bound(
-    subject: Subject, read: roofline.Traffic, gb_s: float, config: Mapping[str, Any]
-) -> None:
-    """Compute both bounds from the bytes of a token and the bandwidth in GB/s."""
-    subject.bound_ms = 1e3 / roofline.Ceiling(read, gb_s, 1.0).tok_s
-    if read.experts:
-        layers = int(config["num_hidden_layers"])
-        subject.moe_bound_ms = read.experts / (gb_s * 1e9) / layers * 1e3
 
 
 def _take(
