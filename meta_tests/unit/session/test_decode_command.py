@@ -48,6 +48,39 @@ def profiled(tmp_path, capsys):
     return call
 
 
+@pytest.fixture
+def start_with(monkeypatch, tmp_path):
+    """Replace the start of a configuration on a GB10 by a trace and a kernel path."""
+
+    def replace(trace: Path, **logged: str) -> None:
+        @contextlib.contextmanager
+        def opened(settings):
+            target = settings.target
+            profile = target.profile.judging(target.configuration, "0.33.0")
+            started = ServerConfiguration(
+                name=target.configuration,
+                engine="vllm",
+                python="python",
+                model=profile.model.id,
+                served_name="x",
+                arguments=(*profile.arguments_of(None), *settings.engine.arguments),
+                environment=settings.engine.environment,
+                traces=str(tmp_path),
+            )
+            server = SimpleNamespace(endpoint=None, engine="vllm", configuration=started)
+            paths = SimpleNamespace(of=lambda _server: KernelPath(**logged))
+            run = SimpleNamespace(server=lambda: server, paths=paths, profile=profile)
+            yield SimpleNamespace(run=run)
+
+        stream = StreamTime(1.02 * 36 * LAYER_US / 1e6)
+        profile = read_profile(trace)
+        monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
+        monkeypatch.setattr(decode_command, "open_session", opened)
+        monkeypatch.setattr(decode_command, "_take", lambda *_: (profile, stream))
+
+    return replace
+
+
 def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
     trace = decode_traces.write(tmp_path / "w.pt.trace.json.gz")
     words = ("--backend", "CUTLASS", "--profile", "sm121-gpt-oss-120b")
@@ -136,6 +169,20 @@ def test_a_drafter_that_drafts_nothing_fails(profiled, tmp_path):
     trace = decode_traces.write(tmp_path / "drafts.pt.trace.json", step_tokens=4)
     status, out, err = profiled(trace, *words)
     assert fault not in out and status != 1, (out, err)
+
+
+def test_a_start_without_drafts_fails(profiled, start_with, tmp_path):
+    """Only a file and a URL were judged by their drafts."""
+    words = ("eagle3-short", "--profile", "sm121-gpt-oss-120b")
+    fault = "speculative decoding: expected steps with drafts of eagle3, got steps of one token"
+    start_with(decode_traces.write(tmp_path / "none.pt.trace.json", step_tokens=1))
+    status, out, err = profiled(*words)
+    assert status == 1 and fault in out, (out, err)
+    start_with(decode_traces.write(tmp_path / "drafts.pt.trace.json", step_tokens=4))
+    assert fault not in profiled(*words)[1]
+    start_with(decode_traces.write(tmp_path / "stock.pt.trace.json", experts="MARLIN"))
+    status, out, err = profiled("stock", *words[1:])
+    assert status == 0, (out, err)
 
 
 @pytest.mark.parametrize("of", ["file", "URL"])
@@ -247,7 +294,7 @@ def test_a_configuration_without_a_known_backend_is_not_run(profiled, tmp_path):
     ],
 )
 def test_the_backend_requested_at_a_start_is_judged(
-    target, words, logged, experts, expected, profiled, tmp_path, monkeypatch
+    target, words, logged, experts, expected, profiled, start_with, tmp_path
 ):
     trace = decode_traces.write(tmp_path / "w.pt.trace.json", experts=experts)
     mine = tmp_path / "mine.toml"
@@ -256,29 +303,7 @@ def test_the_backend_requested_at_a_start_is_judged(
         "[configurations.auto]\ndescription = 'no backend'\n"
     )
 
-    @contextlib.contextmanager
-    def opened(settings):
-        profile = settings.target.profile.judging(target, "0.33.0")
-        started = ServerConfiguration(
-            name=target,
-            engine="vllm",
-            python="python",
-            model=profile.model.id,
-            served_name="x",
-            arguments=(*profile.arguments_of(None), *settings.engine.arguments),
-            environment=settings.engine.environment,
-            traces=str(tmp_path),
-        )
-        server = SimpleNamespace(endpoint=None, engine="vllm", configuration=started)
-        paths = SimpleNamespace(of=lambda _server: KernelPath(moe=logged))
-        run = SimpleNamespace(server=lambda: server, paths=paths, profile=profile)
-        yield SimpleNamespace(run=run)
-
-    stream = StreamTime(1.02 * 36 * LAYER_US / 1e6)
-    profile = read_profile(trace)
-    monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
-    monkeypatch.setattr(decode_command, "open_session", opened)
-    monkeypatch.setattr(decode_command, "_take", lambda *_: (profile, stream))
+    start_with(trace, moe=logged)
     status, out, err = profiled(target, "--profile", mine, *words)
     assert status == expected, (out, err)
     assert ("**NOT_RUN**: MoE: expected a backend" in out) == (expected == STATUS_NOT_RUN)

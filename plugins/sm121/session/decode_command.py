@@ -321,6 +321,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
         or decode_backends.logged(configuration, path)
     )
     decode_subject.require_backends(subject, backends, request.target)
+    subject.speculative = judged.path_of(request.target).speculative or ()
     subject.layout = path.kv_layout
     if request.layout is not None and not decode_subject.is_layout(
         request.layout, path.kv_layout, server.engine
