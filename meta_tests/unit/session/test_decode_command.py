@@ -238,11 +238,10 @@ def test_the_backend_in_the_arguments_of_a_configuration_is_judged(
 
 
 def test_a_profile_faster_than_the_memory_allows_has_a_remark(profiled, tmp_path):
-    """A trace of a smaller model, judged as gpt-oss-120b, met every limit without a remark."""
     words = ("--profile", "sm121-gpt-oss-120b", "--configuration", "mxfp4")
-    trace = decode_traces.write(tmp_path / "smaller.pt.trace.json", layers=24)
+    trace = decode_traces.write(tmp_path / "faster.pt.trace.json")
     status, out, _ = profiled(trace, *words)
-    remark = "**Remark**: a step: expected at least 12.1 ms, which the memory allows, got 7.41 ms."
+    remark = "**Remark**: a step: expected at least 12.1 ms, which the memory allows, got 11.1 ms."
     assert status == 0 and remark in out, out
     assert "MoE GEMM of a layer: expected at least 0.235 ms, which the memory allows, got" in out
     assert "Check that this is a decode of the model of --profile, in the formats" in out
@@ -252,6 +251,35 @@ def test_a_profile_faster_than_the_memory_allows_has_a_remark(profiled, tmp_path
     assert "Remark" not in profiled(trace, *words)[1]
     table = profiled(DATA_FILE, *words)[1]
     assert "Remark" not in table, "a table of nsys has no steps"
+
+
+@pytest.mark.parametrize("words", [(), ("--configuration", "mxfp4")])
+def test_a_decode_of_another_model_fails(words, profiled, tmp_path):
+    """The trace of a model with 24 layers met each limit of gpt-oss-120b, with a remark."""
+    words = ("--profile", "sm121-gpt-oss-120b", *words)
+    fault = (
+        "**Fault**: model: expected a decode step of openai/gpt-oss-120b, with experts in 36 "
+        "layers, got 24. Name the profile of the model with --profile"
+    )
+    trace = decode_traces.write(tmp_path / "smaller.pt.trace.json", layers=24)
+    status, out, err = profiled(trace, *words)
+    assert status == 1 and fault in out, (out, err)
+    trace = decode_traces.write(tmp_path / "right.pt.trace.json")
+    assert "model: expected" not in profiled(trace, *words)[1]
+    assert "model: expected" not in profiled(DATA_FILE, *words)[1], "no steps, so no layers"
+
+
+def test_the_layers_of_a_pipeline_are_not_judged(profiled, tmp_path):
+    """Each rank of a pipeline has a part of the layers."""
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        "name = 'ours'\nextends = 'sm121-gpt-oss-120b'\n"
+        "[configurations.halves]\ndescription = 'two ranks'\n"
+        "arguments = ['--moe-backend', 'cutlass', '--pipeline-parallel-size', '2']\n"
+    )
+    trace = decode_traces.write(tmp_path / "half.pt.trace.json", layers=18)
+    status, out, err = profiled(trace, "--profile", mine, "--configuration", "halves")
+    assert status == 0, (out, err)
 
 
 def test_a_configuration_without_a_known_backend_is_not_run(profiled, tmp_path):

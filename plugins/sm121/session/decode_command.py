@@ -26,7 +26,13 @@ from sm121.evidence.profiler import NoProfiler, profile_decode
 from sm121.measure.prompts import Prompts
 from sm121.performance.options import MeasuringOptions
 from sm121.session import decode_backends, decode_subject, given_engine
-from sm121.session.decode_limits import faster_than_memory, limits_of, longest_answer, undrafted
+from sm121.session.decode_limits import (
+    faster_than_memory,
+    limits_of,
+    longest_answer,
+    of_another_model,
+    undrafted,
+)
 from sm121.session.decode_subject import Subject
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_target import GivenTarget
@@ -172,6 +178,7 @@ def run(request: DecodeRequest) -> DecodeResult:
         follows: list[str] = []
     else:
         judgement = decode_time.judge(profile, time, subject.limits, backends=subject.backends)
+        faults += of_another_model(profile, subject.layers, subject.model)
         faults += [*undrafted(profile, subject.speculative), *judgement.faults]
         not_run = judgement.not_run
         if subject.no_backend:
@@ -202,22 +209,27 @@ def _of_another(
     It is judged by the configuration of ``--configuration``. Without this option, it has the limits
     and the bound of the profile's model.
     """
-    chosen = profiles.load(
+    loaded = profiles.load(
         request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
     )
     named = request.configuration
     if named is None:
-        subject = Subject(name, prompt, limits_of(chosen, prompt), request.backends)
-        decode_subject.add_least_bound(subject, chosen)
+        subject = Subject(name, prompt, limits_of(loaded, prompt), request.backends)
+        decode_subject.require_model(subject, loaded, ())
+        decode_subject.add_least_bound(subject, loaded)
         return subject
-    chosen = chosen.judging(named, builds.identity(version))
+    identity = builds.identity(version)
+    chosen = loaded.judging(named, identity)
     subject = Subject(name, prompt, limits_of(chosen, prompt))
     row = chosen.configurations[named]
+    decode_subject.require_model(subject, chosen, row.arguments)
     subject.speculative = chosen.path_of(named).speculative or ()
-    required = chosen.path_of(named).moe or decode_backends.named(
-        chosen, row.arguments, row.environment
+    required = (
+        request.backends
+        or chosen.path_of(named).moe
+        or decode_backends.named(chosen, row.arguments, row.environment)
     )
-    decode_subject.require_backends(subject, request.backends or required, named)
+    decode_subject.require_backends(subject, required, named)
     decode_subject.add_bound(subject, chosen, named, chosen.model.id)
     if subject.bound_ms is not None:
         subject.bound_formats = f"configuration {named}"

@@ -17,6 +17,9 @@ _FEWEST_SPARE = 32
 #: A measured time may be shorter than the one that the memory allows by this share: the bandwidth
 #: is that of healthy machines, and one may be faster.
 _FASTER = 0.05
+#: The layers of a step may differ from those of the model by this share, because a trace may begin
+#: or end within a step.
+_OTHER_LAYERS = 0.1
 
 
 def limits_of(profile: Profile, prompt: int | None) -> Limits:
@@ -121,6 +124,28 @@ def undrafted(profile: KernelProfile, required: Sequence[str]) -> list[str]:
     return [
         f"speculative decoding: expected steps with drafts of {' or '.join(required)}, got steps "
         "of one token. sm121 path LOG shows whether the server loaded the drafter"
+    ]
+
+
+def of_another_model(profile: KernelProfile, layers: int | None, model: str) -> list[str]:
+    """Return a fault if the steps have another number of layers with experts than the model.
+
+    A layer may launch the experts' products more than once in a step.
+
+    Args:
+        profile: The profiled steps.
+        layers: The layers of the model, each of which has experts; None: not known.
+        model: The model.
+    """
+    if layers is None or profile.products is None or not profile.steps:
+        return []
+    found = profile.products.pairs / profile.steps
+    times = max(round(found / layers), 1)
+    if abs(found - times * layers) <= _OTHER_LAYERS * layers:
+        return []
+    return [
+        f"model: expected a decode step of {model}, with experts in {layers} layers, got "
+        f"{found:.3g}. Name the profile of the model with --profile"
     ]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sm121.core.engine_arguments import parse_options
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Profile
 from sm121.engines import request_rules
@@ -25,6 +26,8 @@ class Subject:
         backends: The requested backends of the experts; empty: not known.
         no_backend: The reason why the requested backend of a configuration is not known.
         speculative: The drafters that the configuration requires; empty: not known.
+        layers: The layers of the model, each of which has experts; None: not known.
+        model: The model of the profile.
         layout: The KV layout that the log shows; None: not known.
         limits: The time limits of a token and of the experts.
         bound_ms: The shortest time of a token that the memory allows; None: not known.
@@ -41,6 +44,8 @@ class Subject:
     backends: Sequence[str] = ()
     no_backend: str = ""
     speculative: Sequence[str] = ()
+    layers: int | None = None
+    model: str = ""
     layout: str | None = None
     bound_ms: float | None = None
     moe_bound_ms: float | None = None
@@ -63,6 +68,27 @@ def require_backends(subject: Subject, backends: Sequence[str], configuration: s
             f"MoE: expected a backend in configuration {configuration} whose kernels are known, "
             "got none. Give --backend NAME"
         )
+
+
+def require_model(subject: Subject, profile: Profile, arguments: Sequence[str]) -> None:
+    """Set the number of layers with experts, by which a trace of another model is recognised.
+
+    The number is not known for a model without experts or with experts in some layers alone, and
+    for a pipeline, each rank of which has a part of the layers.
+
+    Args:
+        subject: The subject, whose fields are set.
+        profile: The profile, for its model and its engine.
+        arguments: The arguments of the configuration.
+    """
+    config = roofline.read_config(profile.model.id)
+    has_experts = config is not None and "num_local_experts" in config
+    given = parse_options((*profile.engine.arguments, *arguments))
+    ranks = given.get("pipeline_parallel_size", "1")
+    if config is None or not has_experts or profile.model.reads is not None or ranks != "1":
+        return
+    subject.layers = int(config["num_hidden_layers"])
+    subject.model = profile.model.id
 
 
 def is_layout(requested: str, shown: str | None, engine: str) -> bool:
