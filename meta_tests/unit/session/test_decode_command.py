@@ -185,6 +185,22 @@ def test_a_start_without_drafts_fails(profiled, start_with, tmp_path):
     assert status == 0, (out, err)
 
 
+def test_a_file_may_be_of_any_release_of_its_configuration(profiled, tmp_path):
+    """The MXFP4 build runs CUTLASS with its defaults, a release Marlin; a file names neither."""
+    words = ("--profile", "sm121-gpt-oss-120b", "--configuration", "stock")
+    for experts in ("CUTLASS", "MARLIN"):
+        trace = decode_traces.write(tmp_path / f"{experts}.pt.trace.json", experts=experts)
+        status, out, err = profiled(trace, *words)
+        assert status == 0, (out, err)
+        assert (
+            "The release is unknown: each backend that configuration stock requires of a release "
+            "or a build is accepted (FLASHINFER_CUTLASS_MXFP4_MXFP8, MARLIN, "
+        ) in out
+        assert "The release is" not in profiled(trace, *words, "--backend", experts)[1]
+    assert profiled(trace, *words[:2], "--configuration", "cutlass")[0] == 1
+    assert "The release is" not in profiled(trace, *words[:2], "--configuration", "marlin")[1]
+
+
 @pytest.mark.parametrize("of", ["file", "URL"])
 def test_the_named_configuration_has_backends_limits_and_bound(
     of, profiled, fault_server, tmp_path, monkeypatch
@@ -253,7 +269,7 @@ def test_a_profile_faster_than_the_memory_allows_has_a_remark(profiled, tmp_path
     assert "Remark" not in table, "a table of nsys has no steps"
 
 
-@pytest.mark.parametrize("words", [(), ("--configuration", "mxfp4")])
+@pytest.mark.parametrize("words", [(), ("--configuration", "mxfp4"), ("--configuration", "stock")])
 def test_a_decode_of_another_model_fails(words, profiled, tmp_path):
     """The trace of a model with 24 layers met each limit of gpt-oss-120b, with a remark."""
     words = ("--profile", "sm121-gpt-oss-120b", *words)

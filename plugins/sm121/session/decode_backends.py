@@ -1,8 +1,10 @@
 """The experts' backends that `sm121 profile` requires, if the profile has no ``path.moe``."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.engine_settings import Configuration
 from sm121.core.profile import Profile
 from sm121.engines import requested
 from sm121.evidence import kernel_names
@@ -19,6 +21,21 @@ def named(chosen: Profile, arguments: Sequence[str], environment: Mapping[str, s
     """
     found = requested.values_of_start(chosen.engine.name, "moe", arguments, environment)
     return [value for value in found if _has_kernels(value)]
+
+
+def of_any_release(configuration: Configuration) -> list[str]:
+    """Return the experts' backends that a configuration requires of any release or build.
+
+    Args:
+        configuration: The configuration, with its settings for releases.
+
+    Returns:
+        The backends; empty if it requires the same ones of all releases.
+    """
+    required = [row.path.moe for row in configuration.settings if row.path.moe is not None]
+    if len(set(required)) < 2:
+        return []
+    return list(dict.fromkeys(itertools.chain(*required)))
 
 
 def logged(configuration: ServerConfiguration, path: KernelPath) -> list[str]:

@@ -224,8 +224,13 @@ def _of_another(
     row = chosen.configurations[named]
     decode_subject.require_model(subject, chosen, row.arguments)
     subject.speculative = chosen.path_of(named).speculative or ()
+    of_any_release = []
+    if identity is None and not request.backends:
+        of_any_release = decode_backends.of_any_release(loaded.configurations[named])
+        subject.any_release = named if of_any_release else ""
     required = (
         request.backends
+        or of_any_release
         or chosen.path_of(named).moe
         or decode_backends.named(chosen, row.arguments, row.environment)
     )

@@ -24,6 +24,8 @@ class Subject:
         name: The server, the configuration or the file.
         prompt: Tokens of the prompt; None: not known.
         backends: The requested backends of the experts; empty: not known.
+        any_release: The configuration of the backends, if the release is unknown and each backend
+            that it requires of a release or a build is accepted; else empty.
         no_backend: The reason why the requested backend of a configuration is not known.
         speculative: The drafters that the configuration requires; empty: not known.
         layers: The layers of the model, each of which has experts; None: not known.
@@ -42,6 +44,7 @@ class Subject:
     prompt: int | None
     limits: Limits
     backends: Sequence[str] = ()
+    any_release: str = ""
     no_backend: str = ""
     speculative: Sequence[str] = ()
     layers: int | None = None
