@@ -16,6 +16,7 @@ from sm121 import cli
 from sm121.core import architecture
 from sm121.core import profile as profiles
 from sm121.core.configuration import ServerConfiguration
+from sm121.engines import attached_log
 from sm121.evidence import decode_time, profiler
 from sm121.evidence.decode_time import StreamTime
 from sm121.evidence.kernel_path import KernelPath
@@ -25,6 +26,10 @@ from sm121.session import decode_command, decode_limits, decode_subject
 
 STATUS_USAGE = 4
 STATUS_NOT_RUN = 5
+#: The first line of vLLM's log.
+VLLM_START = (
+    "(APIServer pid=7) INFO 11-30 12:00:00 [api_server.py:1292] vLLM API server version 0.33.0\n"
+)
 NO_ROUTE = httpx.Client(
     base_url="http://127.0.0.1", transport=httpx.MockTransport(lambda _: httpx.Response(404))
 )
@@ -431,12 +436,62 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
+    ("logged", "requested", "status"),
+    [("HND", "HND", 0), ("LBHNC", "HND", 0), ("NHD", "HND", 1), (None, "HND", 1), ("NHD", None, 0)],
+)
+def test_the_layout_of_a_running_server_is_that_of_its_log(
+    logged, requested, status, profiled, fault_server, tmp_path, monkeypatch
+):
+    server = fault_server()
+    monkeypatch.setenv("OPENAI_API_KEY", server.key)
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json.gz")
+    taken = DecodeTrace(trace, StreamTime(1.02 * 36 * LAYER_US / 1e6))
+    monkeypatch.setattr(decode_command, "profile_decode", lambda *_, **__: taken)
+    monkeypatch.setattr(attached_log, "doubt", lambda *_: None)
+    log = tmp_path / "server.log"
+    line = f"INFO 11-30 12:00:00 [utils.py:62] Using {logged} KV cache layout.\n"
+    log.write_text(VLLM_START + (line if logged else ""))
+    words = [server.base_url, "--traces", tmp_path, "--server-log", log]
+    words += ["--layout", requested] if requested else []
+    got, out, err = profiled(*words)
+    assert got == status, (out, err)
+    assert (f"| KV layout | {logged} |" in out) == (logged is not None)
+    fault = f"KV layout: expected HND, the log shows {logged or 'none'}"
+    assert (fault in out) == (status == 1)
+
+
+def test_the_log_of_another_server_shows_no_layout(profiled, fault_server, tmp_path, monkeypatch):
+    server = fault_server()
+    monkeypatch.setenv("OPENAI_API_KEY", server.key)
+    log = tmp_path / "server.log"
+    words = [server.base_url, "--traces", tmp_path, "--layout", "HND", "--server-log", log]
+    status, _, err = profiled(*words)
+    assert status == STATUS_USAGE and f"--server-log {log}: expected the log file of the" in err
+    log.write_text("a line\n")
+    status, _, err = profiled(*words)
+    assert status == STATUS_USAGE and f"{log}: expected the log of a server, from its start" in err
+    log.write_text(VLLM_START)
+    status, _, err = profiled(*words)
+    assert status == STATUS_USAGE and "got the log of another start: expected a log of vllm" in err
+    unproven = attached_log.Doubt("the log does not grow", is_of_another=False)
+    monkeypatch.setattr(attached_log, "doubt", lambda *_: unproven)
+    status, _, err = profiled(*words)
+    assert status == STATUS_NOT_RUN and "NOT_RUN: the log does not grow" in err, err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["nothing"], "nothing: expected the URL of a server, a file of a profiler, or a config"),
         (["float32", "--engine-env", "A"], "--engine-env A: expected KEY=VALUE"),
         (["float32", "--tokens", "0"], "--prompt, --tokens: expected at least 1"),
-        (["http://127.0.0.1:9", "--layout", "HND"], "--layout: expected a configuration, whose"),
+        (
+            ["http://127.0.0.1:9", "--layout", "HND"],
+            "--layout: expected --server-log FILE with the URL of a server, whose log shows the "
+            "layout. To request a layout, start the server with VLLM_KV_CACHE_LAYOUT=HND",
+        ),
+        (["float32", "--server-log", "x"], "--server-log: expected the URL of a server with it"),
+        ([DATA_FILE, "--server-log", "x"], "--server-log: expected the URL of a server with it"),
         (["http://127.0.0.1:9", "--engine-arg", "x"], "--engine-arg: expected a configuration"),
         ([__file__, "--layout", "HND"], "got a file; sm121 path LOG shows the layout"),
         ([__file__, "--engine-python", "x"], "--engine-python: expected a configuration"),
@@ -452,7 +507,9 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
         "target",
         "variable",
         "tokens",
-        "layout of a URL",
+        "layout of a URL without a log",
+        "log of a configuration",
+        "log of a file",
         "argument of a URL",
         "layout of a file",
         "interpreter of a file",

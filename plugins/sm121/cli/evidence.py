@@ -60,8 +60,8 @@ def _add_profile(commands: Commands) -> None:
     parser.add_argument(
         "--layout", choices=["HND", "NHD"],
         help=(
-            "with a configuration: KV layout that the command requests, and that the server's "
-            "log must show"
+            "KV layout that the server's log must show; with a configuration, the command requests "
+            "it; with a URL, --server-log names the log"
         ),
     )  # fmt: skip
     parser.add_argument(
@@ -95,6 +95,10 @@ def _add_options_of_another(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--traces", type=Path, metavar="DIR",
         help="with a URL: folder of the server's torch_profiler_dir, on this machine",
+    )  # fmt: skip
+    parser.add_argument(
+        "--server-log", type=Path, metavar="FILE",
+        help="with a URL: log file of the server, which shows the KV layout",
     )  # fmt: skip
 
 
@@ -140,6 +144,7 @@ def _profile(options: argparse.Namespace) -> int:
         configuration=options.configuration,
         backends=tuple(options.backend),
         traces=options.traces,
+        log=options.server_log,
         engine_python=options.engine_python,
         arguments=tuple(options.engine_arg),
         environment=_variables(options),

@@ -14,13 +14,15 @@ from sm121.core.engine_arguments import parse_options
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
-from sm121.core.server import Endpoint
+from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun, Verdict
-from sm121.engines import attached, given_key, registry
+from sm121.engines import attached, attached_log, given_key, registry
+from sm121.engines.detection import detect
 from sm121.engines.protocol import Profiling
 from sm121.evidence import decode_time, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime, StreamTime
+from sm121.evidence.kernel_path import detect_engine, read_log
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import NoProfiler, profile_decode
 from sm121.measure.prompts import Prompts
@@ -75,6 +77,7 @@ class DecodeRequest:
         configuration: The configuration that a server of a URL or of a file runs; None: not known.
         backends: The experts' backends that were requested; empty: those of the configuration.
         traces: The folder into which a running server writes its traces.
+        log: The log of a running server.
         engine_python: The Python interpreter of the engine that is started; None: this one.
         arguments: More arguments of the engine that is started.
         environment: More environment variables of this engine.
@@ -89,6 +92,7 @@ class DecodeRequest:
     configuration: str | None
     backends: tuple[str, ...]
     traces: Path | None
+    log: Path | None
     engine_python: str | None
     arguments: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
@@ -195,8 +199,12 @@ def run(request: DecodeRequest) -> DecodeResult:
 def _of_file(request: DecodeRequest) -> tuple[Subject, KernelProfile]:
     """Read a file of a profiler."""
     _refuse_options_of_a_start(request, "a file")
-    if request.traces is not None:
-        raise UsageError("--traces: expected the URL of a server with it, got a file")
+    if request.layout is not None:
+        raise UsageError(
+            "--layout: expected a configuration or the URL of a server, got a file; sm121 path LOG "
+            "shows the layout"
+        )
+    _refuse_options_of_a_url(request, "a file")
     profile = profile_files.read_profile(Path(request.target))
     return _of_another(request.target, None, request), profile
 
@@ -244,6 +252,14 @@ def _of_another(
 def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTime | None]:
     """Profile a server that somebody else has started."""
     _refuse_options_of_a_start(request, "a URL")
+    if request.layout is not None and request.log is None:
+        raise UsageError(
+            "--layout: expected --server-log FILE with the URL of a server, whose log shows the "
+            "layout. To request a layout, start the server with "
+            f"{decode_subject.LAYOUT}={request.layout}"
+        )
+    if request.log is not None and not request.log.is_file():
+        raise UsageError(f"--server-log {request.log}: expected the log file of the server")
     server = attached.attach(
         request.target,
         api_key=given_key.api_key(lambda _option: None),
@@ -260,6 +276,8 @@ def _of_running(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamT
     if not request.traces.is_dir():
         raise UsageError(f"--traces {request.traces}: expected a folder on this machine")
     subject = _of_another(server.endpoint.base_url, request.prompt, request, server.version)
+    if request.log is not None:
+        _require_layout_of_log(subject, server, request.log, request.layout)
     try:
         profile, stream = _take(server.endpoint, request.traces, request)
     except NoProfiler as error:
@@ -276,14 +294,33 @@ def _refuse_options_of_a_start(request: DecodeRequest, what: str) -> None:
         given.append("--engine-env")
     if request.engine_python is not None:
         given.append("--engine-python")
-    if request.layout is not None:
-        given.append("--layout")
     if given:
-        where = "; sm121 path LOG shows the layout" if request.layout is not None else ""
         raise UsageError(
             f"{', '.join(given)}: expected a configuration, whose server the command starts, "
-            f"got {what}{where}"
+            f"got {what}"
         )
+
+
+def _refuse_options_of_a_url(request: DecodeRequest, what: str) -> None:
+    """Raise UsageError for an option that only a running server uses."""
+    for option, value in (("--traces", request.traces), ("--server-log", request.log)):
+        if value is not None:
+            raise UsageError(f"{option}: expected the URL of a server with it, got {what}")
+
+
+def _require_layout_of_log(
+    subject: Subject, server: Server, log: Path, requested: str | None
+) -> None:
+    """Judge the KV layout in the log; raise NotRun if it is not proven to be the server's."""
+    engine = detect_engine(log)
+    if engine is None:
+        raise UsageError(f"--server-log {log}: expected the log of a server, from its start on")
+    can = detect(server, engine)
+    doubt = attached_log.doubt(server, can, log, f"--server-log {log}")
+    if doubt is not None:
+        raise UsageError(doubt.text) if doubt.is_of_another else NotRun(doubt.text)
+    shown = read_log(log, engine).kv_layout
+    decode_subject.require_layout(subject, requested, shown, engine)
 
 
 def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTime | None]:
@@ -296,8 +333,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
             f"{request.target}: expected the URL of a server, a file of a profiler, or a "
             f"configuration of {chosen.name}: {known}"
         )
-    if request.traces is not None:
-        raise UsageError("--traces: expected the URL of a server with it, got a configuration")
+    _refuse_options_of_a_url(request, "a configuration")
     if request.configuration is not None:
         raise UsageError("--configuration: expected a URL or a file with it, got a configuration")
     _require_startable(chosen, request.target)
@@ -339,12 +375,7 @@ def _of_start(request: DecodeRequest) -> tuple[Subject, KernelProfile, StreamTim
     )
     decode_subject.require_backends(subject, backends, request.target)
     subject.speculative = judged.path_of(request.target).speculative or ()
-    subject.layout = path.kv_layout
-    if request.layout is not None and not decode_subject.is_layout(
-        request.layout, path.kv_layout, server.engine
-    ):
-        shown = path.kv_layout or "none"
-        subject.faults.append(f"KV layout: expected {request.layout}, the log shows {shown}")
+    decode_subject.require_layout(subject, request.layout, path.kv_layout, server.engine)
     decode_subject.add_bound(
         subject, judged, request.target, configuration.model, arguments=request.arguments, path=path
     )

@@ -94,6 +94,20 @@ def require_model(subject: Subject, profile: Profile, arguments: Sequence[str]) 
     subject.model = profile.model.id
 
 
+def require_layout(subject: Subject, requested: str | None, shown: str | None, engine: str) -> None:
+    """Set the KV layout of the log, and add a fault if it is not the requested one.
+
+    Args:
+        subject: The subject, whose fields are set.
+        requested: The requested layout; None: any.
+        shown: The layout that the log shows; None: it shows none.
+        engine: The engine, whose rules list the names of layouts.
+    """
+    subject.layout = shown
+    if requested is not None and not is_layout(requested, shown, engine):
+        subject.faults.append(f"KV layout: expected {requested}, the log shows {shown or 'none'}")
+
+
 def is_layout(requested: str, shown: str | None, engine: str) -> bool:
     """Return whether a log shows the requested KV layout, whose name depends on the release.
 
