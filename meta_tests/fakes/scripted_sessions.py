@@ -21,7 +21,7 @@ from sm121.run.verdict_file import TestReport
 from sm121.session import opening
 from sm121.session.given_attached import GivenServer
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 

@@ -31,7 +31,7 @@ from sm121.engines.starting import StartLimits
 from sm121.evidence import crash_bundle
 from sm121.session import target
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 RUN = f"meta-two-real-{os.getpid()}"

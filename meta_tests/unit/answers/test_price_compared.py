@@ -11,6 +11,7 @@ import pytest
 from meta_tests.fakes.against_runs import OWN, a_run
 from meta_tests.fakes.run_events import stand_in
 from meta_tests.unit.answers.price_limits import ALLOWING, KL, LIKELIEST, LIMITS, RIGHT
+from sm121.answers.options import AnswerOptions
 from sm121.client.completions import Refused
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES
@@ -24,7 +25,6 @@ from sm121.report.ab_section import AbSection
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import AGAINST, MetricReport
 from sm121.session import against, trusted_runs
-from sm121.session.given_answers import GivenAnswers
 from sm121.session.settings import Settings
 
 HONEST = {"tg32@d0": 30.0, KL: 0.0001, LIKELIEST: 99.9, RIGHT: -0.001}
@@ -179,7 +179,7 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
 
     A wrong cost fails."""
     monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
-    settings = Settings(answers=GivenAnswers(oracle=Path("FILE")))
+    settings = Settings(answers=AnswerOptions(named_reference=Path("FILE")))
     side = SimpleNamespace(settings=settings, run=stand_in(remark=Mock()))
     with pytest.raises(type(error)) if is_red else contextlib.nullcontext():
         assert answers.price_of(None, side, None) == {}

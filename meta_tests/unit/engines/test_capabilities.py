@@ -17,7 +17,7 @@ from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines import capabilities, detection
 from sm121.session import target
 from sm121.session.given_attached import GivenServer
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 

@@ -19,7 +19,7 @@ from sm121.run.record import Target
 from sm121.session import opening, target
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 SETTINGS = Settings()

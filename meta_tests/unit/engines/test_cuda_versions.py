@@ -20,7 +20,7 @@ from sm121.engines.preflight import PreflightFinding
 from sm121.plugin import planning
 from sm121.run import start_checks
 from sm121.run.record import Target
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 OF_TORCH = (

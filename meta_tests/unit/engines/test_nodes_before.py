@@ -19,7 +19,7 @@ from sm121.plugin.stash import SETTINGS
 from sm121.session import target
 from sm121.session.given_attached import GivenServer
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 

@@ -30,7 +30,7 @@ from sm121.engines.starting import StartLimits
 from sm121.run.paths import KernelPaths
 from sm121.session import target
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 CONFIGURATION = ServerConfiguration(

@@ -12,7 +12,7 @@ from sm121.core.errors import UsageError
 from sm121.session import attached_model, target
 from sm121.session.given_attached import GivenServer
 from sm121.session.given_judging import GivenJudging
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 GPT_OSS = profile.load("sm121-gpt-oss-120b")

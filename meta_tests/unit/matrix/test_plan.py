@@ -9,7 +9,7 @@ from sm121.core.errors import UsageError
 from sm121.matrix import covering, feature_matrix, plan
 from sm121.plugin import matrix, terminal
 from sm121.plugin.stash import SETTINGS
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")

@@ -5,9 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from sm121.answers.options import AnswerOptions
 from sm121.core import profile
 from sm121.plugin import answers
-from sm121.session.given_answers import GivenAnswers
 
 NO_ORACLE = {"oracle": "no oracle for this architecture"}
 
@@ -26,7 +26,7 @@ def test_a_run_against_another_names_the_missing_golden_file(cannot, against, re
     target = SimpleNamespace(profile=shipped.model_copy(update={"correctness": correctness}))
     remark = Mock()
     run = SimpleNamespace(target=target, record=SimpleNamespace(remark=remark))
-    settings = SimpleNamespace(answers=GivenAnswers(), judging=SimpleNamespace(against=against))
+    settings = SimpleNamespace(answers=AnswerOptions(), judging=SimpleNamespace(against=against))
     config = SimpleNamespace(stash={})
     answers.refuse_wrong_files(config, SimpleNamespace(settings=settings, run=run))
     texts = [call.args[0] for call in remark.call_args_list]

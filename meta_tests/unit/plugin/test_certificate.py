@@ -20,7 +20,7 @@ from sm121.plugin.given import Given, fingerprinted, given
 from sm121.report import run_plan
 from sm121.session import certified_run, own_options
 from sm121.session.given_attached import GivenServer
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 #: All options that --certify accepts, with pytest's name for each.

@@ -28,7 +28,7 @@ from sm121.run.verdict_file import EngineReport, MetricReport, VerdictFile
 from sm121.session import certification, ending, fingerprinting, opening
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 

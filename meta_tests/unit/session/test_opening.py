@@ -12,7 +12,7 @@ from sm121.run.record import Target
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import opening
 from sm121.session.given_attached import GivenServer
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 

@@ -20,7 +20,8 @@ def test_a_wrong_value_is_refused_in_one_line(declared, text, tmp_path, monkeypa
     with pytest.raises(UsageError) as refused:
         declared.value.read(declared.name, text)
     line = str(refused.value)
-    assert line.startswith(f"{declared.name} {text[:40]}") and "expected" in line, line
+    assert line.startswith(f"{declared.name} ") and text[:40] in line, line
+    assert "expected" in line, line
     assert "\n" not in line and len(line) < 300, line
 
 

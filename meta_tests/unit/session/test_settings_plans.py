@@ -25,7 +25,7 @@ from sm121.run.machine_report import BoxReport
 from sm121.run.record import Target
 from sm121.run.verdict_file import EngineReport, VerdictFile
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 TESTS = ROOT / "tests"

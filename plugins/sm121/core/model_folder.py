@@ -12,6 +12,15 @@ _REVISION = re.compile(r"""(?<![A-Za-z_])'?revision'?[:=]\s*'([^']+)'""")
 _SNAPSHOT = re.compile(r".*/models--([^/]+)/snapshots/([^/]+)/?")
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder contains a checkpoint.
+
+    Args:
+        folder: The folder.
+    """
+    return (folder / "config.json").is_file()
+
+
 def folder_of(
     name: str, environment: Mapping[str, str] = os.environ, revision: str | None = None
 ) -> Path | None:

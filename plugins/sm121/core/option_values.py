@@ -9,6 +9,8 @@ from sm121.core.errors import UsageError
 from sm121.core.options import Value
 
 _T = TypeVar("_T")
+#: Any path, unchanged.
+PATH = Value(lambda _name, text: Path(text))
 #: The largest number of digits. Python converts no text of thousands of digits.
 _DIGITS = 18
 #: How many characters of a wrong value a message shows.

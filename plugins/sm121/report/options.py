@@ -1,27 +1,26 @@
 """The options of the report."""
 
-from sm121.core.options import AddOption
+from dataclasses import dataclass
+
+from sm121.core.options import choice, option
 
 
-def add_options(add: AddOption) -> None:
-    """Add the options of the group "report".
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options of the group "report"."""
 
-    Args:
-        add: A function that adds an option.
-    """
-    add(
+    report_dir: str = option(
         "--report-dir",
-        metavar="PATH",
         default="conformance-report",
+        metavar="PATH",
         help=(
             "verdict.json, report.html, summary.md, junit.xml and logs (default: "
             "conformance-report); an earlier report is kept under earlier/"
         ),
     )
-    add(
+    format: str = choice(
         "--format",
-        choices=("text", "markdown", "llama-benchy"),
-        default="text",
+        ("text", "markdown", "llama-benchy"),
         help=(
             "format of the table of numbers at the end of the run: aligned text, Markdown, or "
             "the columns of llama-benchy (default: text)"

@@ -37,8 +37,8 @@ from sm121.session.decode_limits import (
 )
 from sm121.session.decode_subject import Subject
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_target import GivenTarget
 from sm121.session.opening import open_session
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 #: The titles of the rows in the Markdown table.

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from sm121.core import architecture, profile
 from sm121.core.errors import UsageError
+from sm121.core.option_values import path_that
 from sm121.core.options import Option
 from sm121.core.profile import Profile
 from sm121.engines import capabilities, protocol, registry
-from sm121.session import given_files, given_nodes, given_target, given_words
+from sm121.session import given_nodes, given_target, given_words
 
 #: The engine of a run whose command line names none.
 DEFAULT = "vllm"
@@ -26,6 +27,8 @@ _OF_A_START = (
 )
 #: Options that describe an attached server.
 _OF_AN_ATTACHED = ("--api-key", "--api-key-file", "--server-log", "--container")
+
+_PYTHON = path_that(Path.is_file, "a Python interpreter, got no such file")
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,10 @@ def program(option: Option, engine: str, attached: str | None) -> str:
             raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
         # Do not resolve links, because Python finds a virtual environment by the link to its
         # interpreter.
-        expected = "a Python interpreter, got no such file"
-        python = given_files.checked(option, "--engine-python", Path.is_file, expected)
-        return str(python or sys.executable)
+        python = option("--engine-python")
+        if python is None:
+            return sys.executable
+        return str(_PYTHON.read("--engine-python", python))
     if attached:
         return sys.executable
     path = binary or shutil.which(description.program)

@@ -8,7 +8,7 @@ from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.waivers import Waiver
 from sm121.run import stored_benchmarks
-from sm121.session import given_files, trusted_runs
+from sm121.session import trusted_runs
 from sm121.session.trusted_runs import Trusted
 
 
@@ -21,18 +21,19 @@ class GivenJudging:
     certify: bool = False
 
 
-def read_options(option: Option, started_in: Path) -> GivenJudging:
+def read_options(option: Option, started_in: Path, waiver_file: Path | None) -> GivenJudging:
     """Read the options.
 
     Args:
         option: A function that returns the value of an option.
         started_in: The folder to which paths of options are relative.
+        waiver_file: The file of ``--waivers``; None for the file that ships with the suite.
 
     Raises:
         UsageError: A file is not valid, or the run does not exist.
     """
     return GivenJudging(
-        waivers=waivers.load(given_files.path(option, "--waivers")),
+        waivers=waivers.load(waiver_file),
         against=_against(option, started_in),
         certify=option("--certify"),
     )

@@ -1,20 +1,34 @@
-"""Adds the options for the target of a run, and for the part of the suite to run."""
+"""The options for the target of a run, and for the part of the suite to run."""
 
-from sm121.core.options import AddOption
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.core import profile
+from sm121.core.option_values import PATH, checked_by
+from sm121.core.options import flag, option
+from sm121.core.profile import Profile
 
 
-def add_target(add: AddOption) -> None:
-    """Add the options of the group "target".
+@dataclass(frozen=True)
+class GivenTarget:
+    """The target that the options name; a field is None if its option was not given.
 
-    Args:
-        add: A function that adds an option.
+    `sm121.session.given_target` reads the options, and checks `model` and `served_name` with
+    ``--base-url``.
     """
-    add(
+
+    #: The value of ``--arch``, an option of `pytest_gpu_arch`.
+    arch: str | None = None
+    #: Architectures that ``-m`` names.
+    marked: tuple[str, ...] = ()
+    profile: Profile | None = option(
         "--profile",
+        checked_by(profile.load, wrong=("no-such-profile", "no-such-folder/profile.toml")),
         metavar="NAME|PATH",
         help="profile with the requirements and gates of the target (default: by architecture)",
     )
-    add(
+    #: The configuration of the profile to judge.
+    configuration: str | None = option(
         "--configuration",
         metavar="NAME",
         help=(
@@ -22,7 +36,8 @@ def add_target(add: AddOption) -> None:
             "profile's list fastest that the build supports, or else the profile's under_test)"
         ),
     )
-    add(
+    #: The checkpoint of a server that the suite starts.
+    model: str | None = option(
         "--model",
         metavar="PATH|ID",
         help=(
@@ -30,7 +45,7 @@ def add_target(add: AddOption) -> None:
             "the server"
         ),
     )
-    add(
+    served_name: str | None = option(
         "--served-model-name",
         metavar="NAME",
         help=(
@@ -38,20 +53,19 @@ def add_target(add: AddOption) -> None:
             "model of the server)"
         ),
     )
-    add(
+    waiver_file: Path | None = option(
         "--waivers",
+        PATH,
         metavar="PATH",
-        help=("file with waivers: known failures that do not count until a date (default: none)"),
+        help="file with waivers: known failures that do not count until a date (default: none)",
     )
 
 
-def add_plan(add: AddOption) -> None:
-    """Add the options that select the checks to run.
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options that select the checks to run. The hooks of pytest read them as well."""
 
-    Args:
-        add: A function that adds an option.
-    """
-    add(
+    plan: str | None = option(
         "--plan",
         metavar="quick|merge|full",
         help=(
@@ -60,17 +74,15 @@ def add_plan(add: AddOption) -> None:
             "--shard)"
         ),
     )
-    add(
+    slow: bool = flag(
         "--slow",
-        action="store_true",
         help=(
             "also run the tests that take minutes each, such as compiling FlashInfer's modules "
             "with nvcc"
         ),
     )
-    add(
+    certify: bool = flag(
         "--certify",
-        action="store_true",
         help=(
             "make a certificate: the run fails if a required check is skipped, deselected or not "
             "proven"
@@ -78,33 +90,22 @@ def add_plan(add: AddOption) -> None:
     )
 
 
-def add_resume(add: AddOption) -> None:
-    """Add the option that continues a killed run.
+@dataclass(frozen=True)
+class PartOptions:
+    """The options that divide a run, or continue one. The hooks of pytest read them as well."""
 
-    Args:
-        add: A function that adds an option.
-    """
-    add(
-        "--resume",
-        action="store_true",
-        help=(
-            "continue the killed or interrupted run in --report-dir, without its finished checks "
-            "of the kernel and correctness levels and its finished cells of the matrix"
-        ),
-    )
-
-
-def add_shard(add: AddOption) -> None:
-    """Add the option that divides a run into shards.
-
-    Args:
-        add: A function that adds an option.
-    """
-    add(
+    shard: str | None = option(
         "--shard",
         metavar="I/N",
         help=(
             "run part I of N parts of the tests; all tests of one server configuration are in "
             "the same part. `sm121 merge DIR...` merges the reports of the parts"
+        ),
+    )
+    resume: bool = flag(
+        "--resume",
+        help=(
+            "continue the killed or interrupted run in --report-dir, without its finished checks "
+            "of the kernel and correctness levels and its finished cells of the matrix"
         ),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pytest_gpu_arch.options import add_options as add_architecture
-from sm121.answers.options import add_options as add_answers
+from sm121.answers.options import AnswerOptions
 from sm121.core import options
 from sm121.core.command_parser import Parser
 from sm121.core.options import AddOption, Declaration
@@ -21,8 +21,8 @@ from sm121.kernels.options import KernelOptions
 from sm121.matrix.options import MatrixOptions
 from sm121.performance.options import MeasuringOptions
 from sm121.regression.options import ComparingOptions
-from sm121.report.options import add_options as add_report
-from sm121.session.options import add_plan, add_resume, add_shard, add_target
+from sm121.report.options import ReportOptions
+from sm121.session.options import GivenTarget, PartOptions, PlanOptions
 from sm121.stress.options import StressOptions
 
 #: A dataclass that declares options, or a function that adds them.
@@ -70,15 +70,15 @@ class OptionGroup:
 ARCHITECTURE = OptionGroup("architecture", (add_architecture,))
 #: The groups that the suite adds.
 GROUPS = (
-    OptionGroup("target", (add_target,)),
+    OptionGroup("target", (GivenTarget,)),
     OptionGroup("engine", (add_engines,)),
     OptionGroup(
         "checks",
-        (add_plan, StressOptions, KernelOptions, add_answers, MatrixOptions, add_shard, add_resume),
+        (PlanOptions, StressOptions, KernelOptions, AnswerOptions, MatrixOptions, PartOptions),
     ),
     OptionGroup("measuring", (MeasuringOptions,)),
     OptionGroup("comparing", (ComparingOptions,)),
-    OptionGroup("report", (add_report,)),
+    OptionGroup("report", (ReportOptions,)),
 )
 EVERY_GROUP = (ARCHITECTURE, *GROUPS)
 

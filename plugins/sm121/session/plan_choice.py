@@ -1,13 +1,13 @@
 """Chooses the plan of a run, with the reason. Default plans are defined only here."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
 from sm121.run.verdict_file import VerdictFile
+from sm121.session.options import PartOptions, PlanOptions
 
 #: The plan of a run whose command line names no plan, level or test.
 DEFAULT = "quick"
@@ -76,7 +76,8 @@ def choose(
 
 
 def of_options(
-    option: Callable[[str], Any],
+    given: PlanOptions,
+    parts: PartOptions,
     profile: Profile,
     *,
     trusted: VerdictFile | None,
@@ -85,7 +86,8 @@ def of_options(
     """Choose the plan of a run by its command line.
 
     Args:
-        option: A function that returns the value of an option.
+        given: The options ``--plan`` and ``--certify``.
+        parts: The option ``--shard``.
         profile: The profile that the run will have.
         trusted: The run that ``--against`` names, or None.
         names_tests: Whether the command line names levels or tests.
@@ -97,10 +99,10 @@ def of_options(
         UsageError: The profile has no such plan.
     """
     planned = choose(
-        option("--plan"),
+        given.plan,
         profile.plans,
-        certify=option("--certify"),
-        shard=option("--shard") is not None,
+        certify=given.certify,
+        shard=parts.shard is not None,
         names_tests=names_tests,
         trusted=_plan_of(trusted) if trusted is not None else None,
     )

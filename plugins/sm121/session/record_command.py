@@ -13,7 +13,7 @@ from sm121.evidence.environment_record import EnvironmentRecord
 from sm121.session import show_config, workload
 from sm121.session import target as targets
 from sm121.session.given_engine import GivenEngine
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 
 

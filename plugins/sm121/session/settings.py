@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sm121.answers.options import AnswerOptions
 from sm121.core import metric_name, options, profile
 from sm121.core.options import Option
 from sm121.core.profile import Profile
@@ -11,9 +12,9 @@ from sm121.kernels.options import KernelOptions
 from sm121.matrix.options import MatrixOptions
 from sm121.measure.plan import Plan
 from sm121.performance.options import MeasuringOptions
+from sm121.report.options import ReportOptions
 from sm121.session import (
     given_ab,
-    given_answers,
     given_attached,
     given_engine,
     given_judging,
@@ -21,12 +22,11 @@ from sm121.session import (
     plan_choice,
 )
 from sm121.session.given_ab import GivenAb
-from sm121.session.given_answers import GivenAnswers
 from sm121.session.given_attached import GivenServer
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
 from sm121.session.given_sizes import GivenSizes
-from sm121.session.given_target import GivenTarget
+from sm121.session.options import GivenTarget, PartOptions, PlanOptions
 from sm121.session.plan_choice import PlanChoice
 from sm121.stress.options import StressOptions
 
@@ -65,7 +65,7 @@ class Settings:
     planned: PlanChoice = field(default_factory=PlanChoice)
     #: The comparison of two sides; None without ``--ab``.
     ab: GivenAb | None = None
-    answers: GivenAnswers = field(default_factory=GivenAnswers)
+    answers: AnswerOptions = field(default_factory=AnswerOptions)
     judging: GivenJudging = field(default_factory=GivenJudging)
     report_dir: Path = Path("conformance-report")
     #: The given options that belong to the fingerprint of the run, by name.
@@ -142,9 +142,11 @@ def read_settings(
     target = given_target.read_options(option, marked, url)
     engine = given_engine.read_options(option, target.profile, url, marked)
     attached = given_attached.read_options(option, url, sides, target.profile)
-    judging = given_judging.read_options(option, started_in)
+    report = options.read(ReportOptions, option)
+    judging = given_judging.read_options(option, started_in, target.waiver_file)
     planned = plan_choice.of_options(
-        option,
+        options.read(PlanOptions, option),
+        options.read(PartOptions, option),
         profile.expected(target.profile, target.arch, engine.name, marked),
         trusted=judging.against.newest.file if judging.against is not None else None,
         names_tests=names_tests,
@@ -159,7 +161,7 @@ def read_settings(
         stress=options.read(StressOptions, option),
         planned=planned,
         ab=ab,
-        answers=given_answers.read_options(option),
+        answers=options.read(AnswerOptions, option),
         judging=judging,
-        report_dir=(started_in / option("--report-dir")).resolve(),
+        report_dir=(started_in / report.report_dir).resolve(),
     )
