@@ -15,12 +15,12 @@ from meta_tests.folders import FAKES, ROOT
 from meta_tests.two_steps import in_two_steps
 from sm121.core import profile
 from sm121.core.verdict import Verdict
+from sm121.engines.options import GivenEngine
 from sm121.measure.measurement import Measurement
 from sm121.run.events import Decided
 from sm121.run.verdict_file import TestReport
 from sm121.session import opening
 from sm121.session.given_attached import GivenServer
-from sm121.session.given_engine import GivenEngine
 from sm121.session.options import GivenTarget
 from sm121.session.session import Session
 from sm121.session.settings import Settings

@@ -26,11 +26,11 @@ from sm121.core.server import Server
 from sm121.engines import process_tree
 from sm121.engines.life import Alive, Dead
 from sm121.engines.managed import ManagedServer
+from sm121.engines.options import GivenEngine
 from sm121.engines.pool import ServerPool
 from sm121.engines.starting import StartLimits
 from sm121.evidence import crash_bundle
 from sm121.session import target
-from sm121.session.given_engine import GivenEngine
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 

@@ -9,8 +9,8 @@ import pytest
 from meta_tests.releases import needs_torch
 from sm121.checkpoint import canary, tokenizer
 from sm121.core import profile
+from sm121.engines.options import GivenEngine
 from sm121.session import target
-from sm121.session.given_engine import GivenEngine
 from sm121.session.settings import Settings
 
 

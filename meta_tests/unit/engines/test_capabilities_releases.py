@@ -12,12 +12,12 @@ from sm121.core import builds, engine_settings, profile
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities, preflight
+from sm121.engines.options import GivenEngine
 from sm121.engines.request_rules import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
 from sm121.run.record import Target
 from sm121.session import opening, target
-from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings

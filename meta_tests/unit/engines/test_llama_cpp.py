@@ -9,7 +9,7 @@ from sm121.api import cases
 from sm121.client.completion_json import parse
 from sm121.core import server, verdict
 from sm121.engines import capabilities
-from sm121.session.given_engine import GivenEngine
+from sm121.engines.options import GivenEngine
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.stress.shapes import BAD_REQUESTS, Shapes

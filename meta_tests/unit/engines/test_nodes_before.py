@@ -14,11 +14,11 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.engines import node_process, nodes
+from sm121.engines.options import GivenEngine
 from sm121.plugin import matrix
 from sm121.plugin.stash import SETTINGS
 from sm121.session import target
 from sm121.session.given_attached import GivenServer
-from sm121.session.given_engine import GivenEngine
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 

@@ -23,13 +23,13 @@ from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.engines import ports, ray_cluster
 from sm121.engines.managed import ManagedServer
+from sm121.engines.options import GivenEngine
 from sm121.engines.pool import ServerPool
 from sm121.engines.python_engine import IN_ENGINE
 from sm121.engines.ray_cluster import RayNodes
 from sm121.engines.starting import StartLimits
 from sm121.run.paths import KernelPaths
 from sm121.session import target
-from sm121.session.given_engine import GivenEngine
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 

@@ -12,6 +12,7 @@ import pytest
 from meta_tests.fakes.run_events import new_file, stand_in, with_events
 from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
+from sm121.engines.options import GivenEngine
 from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile, shortened
 from sm121.evidence.profiler import DecodeTrace
@@ -19,7 +20,6 @@ from sm121.performance.options import MeasuringOptions
 from sm121.run import decode_profile
 from sm121.run.paths import KernelPaths
 from sm121.session import target
-from sm121.session.given_engine import GivenEngine
 from sm121.session.settings import Settings
 
 CPU = profile.load("cpu-tiny-gpt-oss")

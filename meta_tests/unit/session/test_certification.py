@@ -17,6 +17,7 @@ from meta_tests.folders import FAKES, ROOT
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
 from sm121.core import profile, profile_fields, waivers
 from sm121.core.verdict import Verdict
+from sm121.engines.options import GivenEngine
 from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
@@ -26,7 +27,6 @@ from sm121.run.machine_report import CrashReport
 from sm121.run.record import RunRecord, Target
 from sm121.run.verdict_file import EngineReport, MetricReport, VerdictFile
 from sm121.session import certification, ending, fingerprinting, opening
-from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings

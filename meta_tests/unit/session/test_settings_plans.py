@@ -14,6 +14,7 @@ from sm121.compilation import jit
 from sm121.core import architecture, data_file, engine_settings, errors, profile, profile_fields
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
+from sm121.engines.options import GivenEngine
 from sm121.machine import this_machine
 from sm121.machine.box import Device, Reading
 from sm121.measure.plan import Plan, Sizes
@@ -24,7 +25,6 @@ from sm121.run.fingerprint import Fingerprint
 from sm121.run.machine_report import BoxReport
 from sm121.run.record import Target
 from sm121.run.verdict_file import EngineReport, VerdictFile
-from sm121.session.given_engine import GivenEngine
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 

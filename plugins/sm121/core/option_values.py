@@ -1,7 +1,8 @@
 """The kinds of values that options have: how each is checked, before a server starts."""
 
+import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,6 +89,46 @@ def _refuse_above(name: str, text: str, value: int, most: int | None, counted: s
         raise UsageError(f"{name} {shown}: expected at most {most} {counted}")
     if any(len(part.strip()) > _DIGITS for part in text.split(",")):
         raise UsageError(f"{name} {shown}: expected numbers of at most {_DIGITS} digits")
+
+
+def one_of(choices: Sequence[str]) -> Value[str]:
+    """Return the kind of a text that is one of several.
+
+    Args:
+        choices: The texts.
+    """
+
+    def read(name: str, text: str) -> str:
+        if text not in choices:
+            raise UsageError(f"{name} {text}: expected {' or '.join(choices)}")
+        return text
+
+    return Value(read, ("no-such-choice",))
+
+
+def assignment() -> Value[tuple[str, str]]:
+    """Return the kind of the name and the value of a variable, as KEY=VALUE."""
+    return Value(_assignment, ("KEY", "=VALUE", "1=VALUE", "a b=VALUE"))
+
+
+def _assignment(name: str, text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key.isidentifier():
+        raise UsageError(f"{name} {text}: expected KEY=VALUE")
+    return key, value
+
+
+def words() -> Value[tuple[str, ...]]:
+    """Return the kind of a text that is split as by a shell. A backslash may end a line."""
+    return Value(_words, ("--flag 'x",))
+
+
+def _words(name: str, text: str) -> tuple[str, ...]:
+    text = text.replace("\\\n", " ")
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{name} {text}: {error}") from error
 
 
 def path_that(holds: Callable[[Path], bool], expected: str) -> Value[Path]:

@@ -88,19 +88,27 @@ class Declaration:
 
 
 def option(
-    name: str, value: Value[Any] | None = TEXT, *, default: Any = None, **keywords: Any
+    name: str,
+    value: Value[Any] | None = TEXT,
+    *,
+    default: Any = None,
+    default_text: str | None = None,
+    **keywords: Any,
 ) -> Any:
     """Declare an option with a value, as a field of a dataclass.
 
     Args:
         name: The name of the option, such as ``--rounds``.
         value: The kind of its value; None for an option with several values (``nargs``).
-        default: The value of the field without the option. A text is also the parser's default.
+        default: The value of the field without the option.
+        default_text: The text that stands for the missing option, in place of `default`.
         **keywords: ``help`` and other arguments of ``argparse.ArgumentParser.add_argument``.
     """
-    if isinstance(default, str):
-        keywords["default"] = default
-    return _declared(Declaration(name, keywords, value), default)
+    declaration = Declaration(name, keywords, value)
+    if default_text is None:
+        return _declared(declaration, default)
+    keywords["default"] = default_text
+    return _declared(declaration, declaration.value_of(default_text))
 
 
 def flag(name: str, *, help: str) -> Any:  # noqa: A002 - argparse's name

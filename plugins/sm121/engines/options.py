@@ -1,40 +1,48 @@
-"""The options for starting an engine, or for attaching to a running server."""
+"""The options for starting an engine, or for attaching to a running server.
 
-from sm121.core.options import AddOption
-from sm121.engines import capabilities
+Most of these options depend on each other. The modules ``given_engine``, ``given_attached`` and
+``given_nodes`` of `sm121.session` contain these checks.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import get_args
+
+from sm121.core.address import root_of
+from sm121.core.engine_settings import Launcher
+from sm121.core.option_values import assignment, checked_by, one_of, words
+from sm121.core.options import flag, option, repeated
+from sm121.engines import capabilities, followed_log
+
+#: The engine of a run whose command line names none.
+DEFAULT = "vllm"
 
 
-def add_options(add: AddOption) -> None:
-    """Add the options of the group "engine".
+@dataclass(frozen=True)
+class GivenEngine:
+    """The engine that the suite starts."""
 
-    Args:
-        add: A function that adds an option.
-    """
-    _add_started(add)
-    _add_image(add)
-    _add_attached(add)
-    _add_nodes(add)
-
-
-def _add_started(add: AddOption) -> None:
-    engines = ", ".join(capabilities.shipped())
-    add(
+    name: str = option(
         "--engine",
+        default=DEFAULT,
         metavar="NAME",
         help=(
             "engine to start (default: vllm); with --base-url, the engine that runs there "
-            f"({engines}; default: recognised by the server's answers). The default of --profile "
-            "becomes the suite's profile for this engine"
+            f"({', '.join(capabilities.shipped())}; default: recognised by the server's answers). "
+            "The default of --profile becomes the suite's profile for this engine"
         ),
     )
-    add(
+    #: The engine's Python interpreter; for an engine that is a program, its executable.
+    python: str = option(
         "--engine-python",
+        default=sys.executable,
         metavar="PATH",
         help=(
             "Python interpreter of the engine's environment (default: the one that runs the suite)"
         ),
     )
-    add(
+    #: The value of the option. `python` contains it as well.
+    binary: str | None = option(
         "--engine-binary",
         metavar="PATH",
         help=(
@@ -42,43 +50,39 @@ def _add_started(add: AddOption) -> None:
             "found on the PATH)"
         ),
     )
-    add(
+    #: The arguments of ``--engine-arg`` and ``--engine-args``.
+    arguments: tuple[str, ...] = repeated(
         "--engine-arg",
         metavar="ARG",
-        action="append",
-        default=[],
         help="argument to pass to the engine; repeatable; write --engine-arg=--flag",
     )
-    add(
+    #: The words of each ``--engine-args``. `arguments` contains them as well.
+    argument_texts: tuple[tuple[str, ...], ...] = repeated(
         "--engine-args",
+        words(),
         metavar="TEXT",
-        action="append",
-        default=[],
         help=(
             "several arguments in one string, which is split as by a shell: --engine-args "
             "'--max-model-len 8192 --enforce-eager'"
         ),
     )
-    add(
+    environment: tuple[tuple[str, str], ...] = repeated(
         "--engine-env",
+        assignment(),
         metavar="KEY=VALUE",
-        action="append",
-        default=[],
         help=(
             "environment variable for the engine; repeatable. Example, for a machine without a "
             "network: TIKTOKEN_ENCODINGS_BASE=DIR, where `sm121 vocabulary DIR` has written the "
             "vocabulary"
         ),
     )
-    add(
+    debug: bool = flag(
         "--engine-debug",
-        action="store_true",
         help="run the engine with blocking kernel launches and full stack traces",
     )
-
-
-def _add_image(add: AddOption) -> None:
-    add(
+    #: The id of the engine's container image. If None, it is the value of the variable
+    #: SM121_IMAGE_ID.
+    image_id: str | None = option(
         "--image-id",
         metavar="ID",
         help=(
@@ -86,11 +90,33 @@ def _add_image(add: AddOption) -> None:
             "'{{.Id}}' IMAGE (default: the variable SM121_IMAGE_ID)"
         ),
     )
+    #: How a server on several machines is started. If None, its profile determines this.
+    launcher: str | None = None
+    #: The commands that run Python on the other nodes.
+    node_commands: tuple[tuple[str, ...], ...] = ()
+    master_address: str | None = None
 
 
-def _add_attached(add: AddOption) -> None:
-    add("--base-url", metavar="URL", help="attach to a running server; the suite never stops it")
-    add(
+def _root(text: str) -> str:
+    return root_of(text, "--base-url")
+
+
+def _container(name: str) -> str:
+    followed_log.check_container(name)
+    return name
+
+
+@dataclass(frozen=True)
+class AttachedOptions:
+    """The options that describe an attached server."""
+
+    base_url: str | None = option(
+        "--base-url",
+        checked_by(_root, wrong=("127.0.0.1:8000", "ftp://host")),
+        metavar="URL",
+        help="attach to a running server; the suite never stops it",
+    )
+    api_key: str | None = option(
         "--api-key",
         metavar="KEY",
         help=(
@@ -98,20 +124,24 @@ def _add_attached(add: AddOption) -> None:
             "variable OPENAI_API_KEY or SM121_API_KEY, or --api-key-file"
         ),
     )
-    add("--api-key-file", metavar="PATH", help="file with the API key of the attached server")
-    add(
+    api_key_file: str | None = option(
+        "--api-key-file",
+        metavar="PATH",
+        help="file with the API key of the attached server",
+    )
+    #: The files, or ``-`` for standard input.
+    server_logs: tuple[str, ...] = repeated(
         "--server-log",
         metavar="PATH",
-        action="append",
-        default=[],
         help=(
             "log file of the attached server, which shows the kernels that it runs. With -, the "
             "log is read from standard input (docker logs -f NAME 2>&1 | ...). For a server on "
             "several machines, give the option once per node, rank 0 first"
         ),
     )
-    add(
+    container: str | None = option(
         "--container",
+        checked_by(_container, wrong=("no/container", "a b")),
         metavar="NAME",
         help=(
             "container of the attached server; its log is read with docker logs -f NAME during "
@@ -120,20 +150,23 @@ def _add_attached(add: AddOption) -> None:
     )
 
 
-def _add_nodes(add: AddOption) -> None:
-    add(
+@dataclass(frozen=True)
+class NodeOptions:
+    """The options of a server on several machines."""
+
+    launcher: str | None = option(
         "--launcher",
+        one_of(get_args(Launcher)),
         metavar="nnodes|ray",
         help=(
             "how to start a server on several machines: with vLLM's --nnodes, or on your Ray "
             "cluster (default: as the profile sets it)"
         ),
     )
-    add(
+    commands: tuple[tuple[str, ...], ...] = repeated(
         "--node-command",
+        words(),
         metavar="COMMAND",
-        action="append",
-        default=[],
         help=(
             "command that runs Python on another node of the server; give the option once per "
             "node, in the order of ranks. The text is split as by a shell, and run without one: "
@@ -141,7 +174,7 @@ def _add_nodes(add: AddOption) -> None:
             "on this machine)"
         ),
     )
-    add(
+    master_address: str | None = option(
         "--master-addr",
         metavar="ADDRESS",
         help=(

@@ -11,7 +11,7 @@ class ReportOptions:
 
     report_dir: str = option(
         "--report-dir",
-        default="conformance-report",
+        default_text="conformance-report",
         metavar="PATH",
         help=(
             "verdict.json, report.html, summary.md, junit.xml and logs (default: "

@@ -18,6 +18,7 @@ from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun, Verdict
 from sm121.engines import attached, attached_log, given_key, registry
 from sm121.engines.detection import detect
+from sm121.engines.options import GivenEngine
 from sm121.engines.protocol import Profiling
 from sm121.evidence import decode_time, kernel_profile, profile_files
 from sm121.evidence.decode_parts import Row
@@ -36,7 +37,6 @@ from sm121.session.decode_limits import (
     undrafted,
 )
 from sm121.session.decode_subject import Subject
-from sm121.session.given_engine import GivenEngine
 from sm121.session.opening import open_session
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings

@@ -7,12 +7,12 @@ from sm121.core import options
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.engines import registry
+from sm121.engines.options import DEFAULT
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
 from sm121.regression.options import ComparingOptions
 from sm121.session import given_attached, own_options
-from sm121.session.given_engine import DEFAULT
 
 #: The number of pairs of starts without ``--ab-pairs``.
 PAIRS = 3

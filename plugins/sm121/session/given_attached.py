@@ -1,13 +1,14 @@
-"""Reads the options about an attached server: its address, API key, engine and log."""
+"""Checks the options about an attached server: its address, API key, engine and log."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm121.core.address import root_of
+from sm121.core import options
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.profile import Profile
-from sm121.engines import followed_log, given_key
+from sm121.engines import given_key
+from sm121.engines.options import AttachedOptions
 from sm121.evidence import log_lines
 from sm121.regression.ab import Side
 from sm121.session import given_nodes
@@ -49,7 +50,8 @@ def read_options(
     Raises:
         UsageError: An option is wrong, or contradicts another one.
     """
-    logs = server_logs(option, sides, url, profile)
+    given = options.read(AttachedOptions, option)
+    logs = _server_logs(given, sides, url, profile)
     if url is None:
         return None
     return GivenServer(
@@ -57,8 +59,8 @@ def read_options(
         api_key=given_key.api_key(option),
         engine=option("--engine"),
         log=logs[0] if logs else None,
-        log_on_stdin=is_log_on_stdin(option),
-        container=option("--container"),
+        log_on_stdin=_is_log_on_stdin(given),
+        container=given.container,
         node_logs=logs[1:],
     )
 
@@ -91,49 +93,28 @@ def base_url(option: Option) -> str | None:
     Raises:
         UsageError: It is no URL of a server.
     """
-    text: str | None = option("--base-url")
-    if not text:
-        return None
-    return root_of(text, "--base-url")
+    return options.read(AttachedOptions, option).base_url
 
 
-def is_log_on_stdin(option: Option) -> bool:
-    """Whether the log of the attached server is read from standard input.
-
-    Args:
-        option: A function that returns the value of an option.
-    """
-    logs: list[str] = option("--server-log")
-    return logs == ["-"]
+def _is_log_on_stdin(given: AttachedOptions) -> bool:
+    return given.server_logs == ("-",)
 
 
-def server_logs(
-    option: Option,
+def _server_logs(
+    given: AttachedOptions,
     ab: tuple[Side, Side] | None,
     base_url: str | None,
     profile: Profile | None,
 ) -> tuple[Path, ...]:
-    """Return the files of an attached server's log.
+    """Return the files of an attached server's log: one, or one per node.
 
-    Args:
-        option: A function that returns the value of an option.
-        ab: The sides of ``--ab``; None without it.
-        base_url: The URL of the attached server; None without one.
-        profile: The profile that was named; None if none was.
-
-    Returns:
-        One file, or one per node. Empty if no log was given, or if the log is a stream.
-
-    Raises:
-        UsageError: A log is missing, or options contradict each other.
+    It is empty if no log was given, or if the log is a stream. Raises UsageError if a log is
+    missing, or if options contradict each other.
     """
-    container = option("--container")
-    if container is not None:
-        followed_log.check_container(container)
-    if container is not None or is_log_on_stdin(option):
-        _refuse_stream(option, profile)
+    if given.container is not None or _is_log_on_stdin(given):
+        _refuse_stream(given, profile)
         return ()
-    logs = tuple(Path(given) for given in option("--server-log"))
+    logs = tuple(Path(log) for log in given.server_logs)
     if not logs and ab is not None and base_url == ab[0].url and ab[0].log is not None:
         logs = (ab[0].log,)
     for log in logs:
@@ -147,9 +128,9 @@ def server_logs(
     return logs
 
 
-def _refuse_stream(option: Option, profile: Profile | None) -> None:
+def _refuse_stream(given: AttachedOptions, profile: Profile | None) -> None:
     """Raise UsageError if there are several logs and one of them is a stream."""
-    if option("--container") is not None and option("--server-log"):
+    if given.container is not None and given.server_logs:
         raise UsageError("--container with --server-log: expected one of them, got both")
     if profile is not None and profile.nodes is not None:
         raise UsageError("--container, --server-log -: expected --server-log FILE for each node")

@@ -1,21 +1,21 @@
-"""Reads the options about the engine: its name, program, arguments, variables and nodes."""
+"""Checks the options about the engine: its name, program, arguments, variables and nodes."""
 
+import itertools
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from sm121.core import architecture, profile
+from sm121.core import architecture, options, profile
 from sm121.core.errors import UsageError
 from sm121.core.option_values import path_that
 from sm121.core.options import Option
 from sm121.core.profile import Profile
 from sm121.engines import capabilities, protocol, registry
-from sm121.session import given_nodes, given_target, given_words
+from sm121.engines.options import DEFAULT, GivenEngine
+from sm121.session import given_nodes, given_target
 
-#: The engine of a run whose command line names none.
-DEFAULT = "vllm"
 #: Options of the engine that the suite starts.
 _OF_A_START = (
     "--engine-python",
@@ -27,28 +27,7 @@ _OF_A_START = (
 )
 #: Options that describe an attached server.
 _OF_AN_ATTACHED = ("--api-key", "--api-key-file", "--server-log", "--container")
-
 _PYTHON = path_that(Path.is_file, "a Python interpreter, got no such file")
-
-
-@dataclass(frozen=True)
-class GivenEngine:
-    """The engine that the suite starts."""
-
-    name: str = DEFAULT
-    #: The engine's Python interpreter; for an engine that is a program, its executable.
-    python: str = sys.executable
-    arguments: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    debug: bool = False
-    #: How a server on several machines is started. If None, its profile determines this.
-    launcher: str | None = None
-    #: The commands that run Python on the other nodes.
-    node_commands: tuple[tuple[str, ...], ...] = ()
-    master_address: str | None = None
-    #: The id of the engine's container image. If None, it is the value of the variable
-    #: SM121_IMAGE_ID.
-    image_id: str | None = None
 
 
 def read_options(
@@ -67,16 +46,16 @@ def read_options(
     """
     name = started(option, chosen, base_url, marked)
     refuse_conflicts(option, base_url)
-    return GivenEngine(
+    given = options.read(GivenEngine, option)
+    nodes = given_nodes.read_options(option, chosen, base_url)
+    return replace(
+        given,
         name=name,
         python=program(option, name, base_url),
-        arguments=arguments(option),
-        environment=variables(option),
-        debug=option("--engine-debug"),
-        launcher=given_nodes.launcher(option, chosen, base_url),
-        node_commands=given_nodes.commands(option, chosen),
-        master_address=option("--master-addr"),
-        image_id=option("--image-id"),
+        arguments=_arguments(given),
+        launcher=nodes.launcher,
+        node_commands=nodes.commands,
+        master_address=nodes.master_address,
     )
 
 
@@ -163,39 +142,6 @@ def program(option: Option, engine: str, attached: str | None) -> str:
     return str(Path(path).absolute())
 
 
-def arguments(option: Option) -> tuple[str, ...]:
-    """Return the engine's arguments of ``--engine-arg`` and ``--engine-args``.
-
-    Args:
-        option: A function that returns the value of an option.
-
-    Raises:
-        UsageError: A text has an open quote.
-    """
-    given: list[str] = list(option("--engine-arg"))
-    for text in option("--engine-args"):
-        given += given_words.split("--engine-args", text.replace("\\\n", " "))
-    return tuple(given)
-
-
-def variables(option: Option) -> tuple[tuple[str, str], ...]:
-    """Return the names and values of ``--engine-env``.
-
-    Args:
-        option: A function that returns the value of an option.
-
-    Raises:
-        UsageError: One is not KEY=VALUE.
-    """
-    pairs = []
-    for text in option("--engine-env"):
-        key, separator, value = text.partition("=")
-        if not separator or not key.isidentifier():
-            raise UsageError(f"--engine-env {text}: expected KEY=VALUE")
-        pairs.append((key, value))
-    return tuple(pairs)
-
-
 def refuse_conflicts(option: Option, attached: str | None) -> None:
     """Refuse options that contradict each other, and values that the suite sets itself.
 
@@ -224,14 +170,20 @@ def refuse_conflicts(option: Option, attached: str | None) -> None:
 
 def _refuse_reserved(option: Option, attached: str | None) -> None:
     """Raise UsageError for an argument or a variable of the engine that the suite sets itself."""
-    engine = (None if attached else option("--engine")) or DEFAULT
-    argument = registry.reserved(engine, arguments(option))
+    given = options.read(GivenEngine, option)
+    engine = DEFAULT if attached else given.name
+    argument = registry.reserved(engine, _arguments(given))
     if argument is not None:
         raise UsageError(
             f"--engine-arg {argument.written}: {argument.name} is set by the "
             "suite itself (use --model and --served-model-name; give the settings of a --config "
             "file with --engine-arg)"
         )
-    variable = registry.reserved(engine, (), dict(variables(option)))
+    variable = registry.reserved(engine, (), dict(given.environment))
     if variable is not None:
         raise UsageError(f"--engine-env {variable.name}: it is set by the suite itself")
+
+
+def _arguments(given: GivenEngine) -> tuple[str, ...]:
+    """Return the engine's arguments of ``--engine-arg`` and ``--engine-args``."""
+    return (*given.arguments, *itertools.chain.from_iterable(given.argument_texts))

@@ -1,14 +1,12 @@
-"""Reads the options about a server on several machines: how its other nodes start."""
+"""Checks the options about a server on several machines: how its other nodes start."""
 
-from typing import get_args
-
-from sm121.core.engine_settings import Launcher
+from sm121.core import options
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.profile import Profile
-from sm121.session import given_words
+from sm121.engines.options import NodeOptions
 
-_NODE_OPTIONS = ("--launcher", "--node-command", "--master-addr")
+_NODE_OPTIONS = tuple(each.name for each in options.declarations(NodeOptions).values())
 
 
 def count_of(profile: Profile | None) -> int:
@@ -22,8 +20,8 @@ def count_of(profile: Profile | None) -> int:
     return profile.nodes.count
 
 
-def launcher(option: Option, profile: Profile | None, base_url: str | None) -> str | None:
-    """Return the value of ``--launcher``; None without it.
+def read_options(option: Option, profile: Profile | None, base_url: str | None) -> NodeOptions:
+    """Read the options.
 
     Args:
         option: A function that returns the value of an option.
@@ -31,8 +29,10 @@ def launcher(option: Option, profile: Profile | None, base_url: str | None) -> s
         base_url: The URL of the attached server; None without one.
 
     Raises:
-        UsageError: The launcher does not exist, or the run starts no server on several nodes.
+        UsageError: An option is wrong, the run starts no server on several nodes, or a node has no
+            command.
     """
+    given = options.read(NodeOptions, option)
     named = [name for name in _NODE_OPTIONS if option(name)]
     if named and base_url:
         raise UsageError(
@@ -43,32 +43,12 @@ def launcher(option: Option, profile: Profile | None, base_url: str | None) -> s
         raise UsageError(
             f"{', '.join(named)}: expected a --profile for several machines (with a table [nodes])"
         )
-    given: str | None = option("--launcher")
-    if given not in (None, *get_args(Launcher)):
-        expected = " or ".join(get_args(Launcher))
-        raise UsageError(f"--launcher {given}: expected {expected}")
-    return given
-
-
-def commands(option: Option, profile: Profile | None) -> tuple[tuple[str, ...], ...]:
-    """Return the commands that run Python on the other nodes, as words; empty without them.
-
-    Args:
-        option: A function that returns the value of an option.
-        profile: The profile that was named; None if none was.
-
-    Raises:
-        UsageError: A command is empty, or a node has no command.
-    """
-    given = []
-    for text in option("--node-command"):
-        given.append(tuple(given_words.split("--node-command", text)))
-    if () in given:
+    if () in given.commands:
         raise UsageError("--node-command: expected a command that runs Python on a node")
     others = count_of(profile) - 1
-    if given and len(given) != others:
+    if given.commands and len(given.commands) != others:
         raise UsageError(
             f"--node-command: expected {others}, one for each node other than this one; got "
-            f"{len(given)}"
+            f"{len(given.commands)}"
         )
-    return tuple(given)
+    return given

@@ -16,7 +16,7 @@ from sm121.answers.options import AnswerOptions
 from sm121.core import options
 from sm121.core.command_parser import Parser
 from sm121.core.options import AddOption, Declaration
-from sm121.engines.options import add_options as add_engines
+from sm121.engines.options import AttachedOptions, GivenEngine, NodeOptions
 from sm121.kernels.options import KernelOptions
 from sm121.matrix.options import MatrixOptions
 from sm121.performance.options import MeasuringOptions
@@ -71,7 +71,7 @@ ARCHITECTURE = OptionGroup("architecture", (add_architecture,))
 #: The groups that the suite adds.
 GROUPS = (
     OptionGroup("target", (GivenTarget,)),
-    OptionGroup("engine", (add_engines,)),
+    OptionGroup("engine", (GivenEngine, AttachedOptions, NodeOptions)),
     OptionGroup(
         "checks",
         (PlanOptions, StressOptions, KernelOptions, AnswerOptions, MatrixOptions, PartOptions),

@@ -8,11 +8,11 @@ from sm121.core import architecture
 from sm121.core import profile as profiles
 from sm121.core.errors import UsageError
 from sm121.engines import protocol, registry
+from sm121.engines.options import GivenEngine
 from sm121.evidence import environment, flashinfer_config, host
 from sm121.evidence.environment_record import EnvironmentRecord
 from sm121.session import show_config, workload
 from sm121.session import target as targets
-from sm121.session.given_engine import GivenEngine
 from sm121.session.options import GivenTarget
 from sm121.session.settings import Settings
 

@@ -8,6 +8,7 @@ from sm121.answers.options import AnswerOptions
 from sm121.core import metric_name, options, profile
 from sm121.core.options import Option
 from sm121.core.profile import Profile
+from sm121.engines.options import GivenEngine
 from sm121.kernels.options import KernelOptions
 from sm121.matrix.options import MatrixOptions
 from sm121.measure.plan import Plan
@@ -23,7 +24,6 @@ from sm121.session import (
 )
 from sm121.session.given_ab import GivenAb
 from sm121.session.given_attached import GivenServer
-from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
 from sm121.session.given_sizes import GivenSizes
 from sm121.session.options import GivenTarget, PartOptions, PlanOptions
