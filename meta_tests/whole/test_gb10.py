@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,29 @@ def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
     line = next(line for line in done.stdout.splitlines() if line.startswith("NOT_RUN: "))
     assert "`hf download nvidia/gpt-oss-120b-Eagle3-short-context` first" in line
     assert done.returncode == 5, done.stdout
+
+
+@pytest.mark.slow("two starts of the simulated server, in front of a real vLLM")
+@pytest.mark.parametrize("faults", [[], ["drafter-ignored"]], ids=["drafts", "no drafts"])
+def test_a_decode_with_a_drafter_is_profiled(faults, behind, tmp_path):
+    """`sm121 profile eagle3-short` is judged by its drafts."""
+    drafter = "nvidia/gpt-oss-120b-Eagle3-short-context"
+    rates = {"FLASHINFER_CUTLASS_MXFP4_MXFP8": [[2048, 61.0, 4663.7], [34816, 48.0, 1398.8]]}
+    box = Machine(
+        tmp_path / "gb10", "0.33.0", behind, drafter=drafter, rates=rates,
+        settings={"faults": faults},
+    )  # fmt: skip
+    box.build()
+    command = [
+        sys.executable, "-m", "sm121", "profile", "eagle3-short", f"--profile={box.profile}",
+        f"--engine-python={box.python}", f"--output={tmp_path / 'decode'}",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=box.surroundings(), text=True, capture_output=True, check=False
+    )
+    fault = "speculative decoding: expected steps with drafts of eagle3, got steps of one token"
+    assert (fault in done.stdout) == bool(faults), (done.stdout, done.stderr)
+    assert done.returncode == (1 if faults else 0), (done.stdout, done.stderr)
 
 
 def _documented_call(hypothesis: str) -> list[str]:

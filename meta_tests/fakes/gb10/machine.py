@@ -337,6 +337,7 @@ def _vllm(site: Path, release: str, build: bool) -> None:
         (folder / "__init__.py").write_text(future + extend + text)
     shutil.copy(real / "envs.py", package)
     (package / "config").mkdir()
+    shutil.copy(real / "config" / "profiler.py", package / "config")
     (package / "config" / "__init__.py").write_text(
         f"__path__ = [*__path__, {str(real / 'config')!r}]\n"
         + (real / "config" / "__init__.py").read_text("utf-8")

@@ -26,6 +26,7 @@ import aiohttp
 from aiohttp import web
 
 from meta_tests.fakes.gb10.drafts import Drafts
+from meta_tests.fakes.gb10.profiler import Profiler
 from meta_tests.fakes.gb10.start_log import BUILD, Log, Settings, compiling, data
 from meta_tests.fakes.timed_server import COMPILED, Pace, Plan, TimedServer
 from sm121.core.engine_arguments import one_line, options
@@ -159,6 +160,8 @@ class Gb10(TimedServer):
         self.release = release
         self.core = core
         self.curve = settings.rates[release.experts]
+        #: The profiler; None without the option for it.
+        self.profiler: Profiler | None = None
         self.key = os.environ.get("VLLM_API_KEY")
         self.session: aiohttp.ClientSession | None = None
         self.before: dict[str, float] = {}
@@ -179,6 +182,8 @@ class Gb10(TimedServer):
         app.router.add_post("/v1/completions", self.completions)
         if self.streams:
             app.router.add_get("/v1/models/{model}", self.not_there)
+        if self.profiler is not None:
+            self.profiler.add_to(app)
         app.router.add_route("*", "/{path:.*}", self.hand_on)
         app.cleanup_ctx.append(self._connected)
         return app
@@ -471,7 +476,11 @@ def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Po
         log.write(entry)
         if "status" in entry:
             sys.exit(entry["status"])
+    if "drafter-ignored" in settings.faults:
+        drafter = None
     server = Gb10(settings, release, args, core, drafter)
+    token_s = 1.0 / server._rate(2048, 1)
+    server.profiler = Profiler.of(others, release.experts, token_s, drafter)
     with contextlib.suppress(KeyboardInterrupt):
         web.run_app(server.application(), host=args.host, port=args.port, print=None,
                     access_log=None, shutdown_timeout=1.0)  # fmt: skip
