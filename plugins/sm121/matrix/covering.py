@@ -21,6 +21,8 @@ from sm121.matrix.space import Space, identity
 Strength = int | Literal["full", "none"]
 #: The number of random orders to try for each strength. The smallest resulting array is used.
 _TRIES = {1: 8, 2: 24, 3: 1}
+#: The largest number of digits of a strength. Python converts no text of thousands of digits.
+_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ def parse_strength(text: str) -> Strength:
         return "full"
     if text == "none":
         return "none"
-    if not text.isdecimal() or int(text) < 1:
-        raise OptionError("--matrix", f"{text}: expected 1, 2 (pairs), ..., full or none")
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) < 1:
+        raise OptionError("--matrix", f"{text[:40]}: expected 1, 2 (pairs), ..., full or none")
     return int(text)
 
 

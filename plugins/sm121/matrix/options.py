@@ -18,7 +18,7 @@ class MatrixOptions:
 
     strength: str | None = option(
         "--matrix",
-        checked_by(_strength, wrong=("0", "x", "-1")),
+        checked_by(_strength, wrong=("0", "x", "-1", "9" * 5000)),
         metavar="N|full|none",
         help=(
             "test every combination of the values of any N axes in at least one cell. 1: each "
