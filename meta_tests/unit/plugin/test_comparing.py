@@ -353,28 +353,29 @@ def test_nothing_comparable_in_the_history_is_no_success(stored):
     assert "0001: another machine (gpu 'NVIDIA H200'" in run.verdict["reason"]
 
 
-def test_a_stored_run_of_another_plan_is_named_with_the_option(stored):
-    """A stored run of another plan is reported with the option that it needs.
+@pytest.mark.parametrize("named", ["", "=0001"], ids=["the-latest", "by-number"])
+def test_a_stored_run_of_another_plan_is_refused_with_the_option(stored, named):
+    """If no stored run has the plan of this run, nothing can be compared, so it is refused.
 
-    The finding and the last line are not truncated before the reason."""
+    A number must name a run of the plan. Without a number, one run of the plan is enough."""
 
     def of_plan_quick(content: dict) -> None:
         for benchmark in content["benchmarks"]:
             benchmark["extra_info"]["plan"]["plan"] = "quick"
 
+    (file,) = stored.storage.glob("*/0001*.json")
+    of_plan_full = file.read_text()
     edit(stored.storage, of_plan_quick)
-    status, run = stored(SLOWER, SCENARIO, LEVEL, COMPARE)
-    assert status == 1 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
-    named = "0001: the plan was quick, now full; add --plan quick"
-    lines = run.output.splitlines()
-    assert "  expected: a comparable stored run" in lines and f"  got: {named}" in lines
-    (last,) = [line for line in lines if line.startswith("INCONCLUSIVE: compared:")]
-    assert last.endswith(f"expected a comparable stored run, got {named}"), last
-    status, run = stored(SLOWER, SCENARIO, LEVEL, f"{COMPARE}=0001")
-    assert status == 1 and run.verdict["verdict"] == "INVALID", run.output
-    wanted = "run 0001 cannot be a baseline: the plan was quick, now full; add --plan quick"
-    (last,) = [line for line in run.output.splitlines() if line.startswith("INVALID: test_no_")]
-    assert wanted in last, last
+    arguments = (SCENARIO, LEVEL, f"{COMPARE}{named}")
+    line = refused(*stored(SLOWER, *arguments))
+    assert "expected a stored run of plan full, got plan quick (0001). Add --plan quick" in line
+    assert line.endswith("or store one first: pytest --benchmark-autosave --plan full")
+    file.with_name("0000_full.json").write_text(of_plan_full)
+    if named:
+        assert refused(*stored(SLOWER, *arguments)) == line
+    else:
+        status, run = stored(GOOD, *arguments)
+        assert status == 0 and run.verdict["verdict"] == "PASS", run.output
 
 
 def test_a_limit_without_any_benchmark_in_common_is_no_success(stored):

@@ -48,7 +48,7 @@ def storage(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def history(run_pytest, fault_server, storage):
-    """The option that names a storage with one run."""
+    """The option that names a storage with a run of plan full and the same run of plan quick."""
     option = f"--benchmark-storage={storage}"
     if any(storage.iterdir()):
         return option
@@ -59,6 +59,11 @@ def history(run_pytest, fault_server, storage):
         environment={"SM121_META_SAMPLES": json.dumps(samples)},
     )  # fmt: skip
     assert status == 0, run.output
+    (file,) = storage.glob("*/*.json")
+    content = json.loads(file.read_text())
+    for benchmark in content["benchmarks"]:
+        benchmark["extra_info"]["plan"]["plan"] = "quick"
+    file.with_name("0002_quick.json").write_text(json.dumps(content))
     return option
 
 

@@ -1,14 +1,87 @@
-"""Chooses the stored runs that pytest-benchmark compares with."""
+"""Chooses the stored runs that pytest-benchmark compares with, and refuses missing ones."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_bench_gate import requests
+from sm121.core.errors import UsageError
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import Undecided
 from sm121.regression.measured import MeasuredHistory
-from sm121.run import stored_run
+from sm121.run import stored_benchmarks, stored_run
+from sm121.run.stored_run import StoredRun
 from sm121.session.session import Session
+
+_COMPARE = "--benchmark-compare"
+#: The command that stores the first run.
+FIRST = "pytest --benchmark-autosave"
+#: How many stored runs a message lists; the newest ones.
+_NAMED_RUNS = 3
+
+
+def refuse_missing(folder: Path, named: str | None, plan: str) -> None:
+    """Refuse a stored run that does not exist, or that has another plan.
+
+    Args:
+        folder: The storage of pytest-benchmark.
+        named: The number or the file of the stored run. If None, any stored run may be compared.
+        plan: The plan of the run.
+
+    Raises:
+        UsageError: No such run can be compared.
+    """
+    if named is None:
+        runs = stored_benchmarks.load_benchmarks(folder)
+        if not runs:
+            raise UsageError(
+                f"{_COMPARE}: expected a stored run in {folder}, got none. Store one of a build "
+                f"that you trust first: {FIRST}"
+            )
+        _refuse_other_plan(runs, plan)
+        return
+    if Path(named).is_file():
+        try:
+            run = stored_benchmarks.read_benchmarks(Path(named))
+        except UsageError as error:
+            raise UsageError(requests.no_run(_COMPARE, named)) from error
+        if run is None:
+            raise UsageError(
+                f"{_COMPARE} {named}: expected a run with measurements of this suite, got none in "
+                f"the file. Store one: {FIRST}"
+            )
+        _refuse_other_plan([run], plan)
+        return
+    if not named.strip() or Path(named).exists():
+        raise UsageError(requests.no_run(_COMPARE, named))
+    found = stored_benchmarks.load_benchmarks(folder, named)
+    if not found:
+        known = [run.name for run in stored_benchmarks.load_benchmarks(folder)]
+        there = "it has none"
+        if known:
+            there = f"the latest are {', '.join(known[-_NAMED_RUNS:])}"
+        remedy = f"Store one with {FIRST}"
+        number = named.zfill(4)
+        if named.isdecimal() and number in map(stored_run.short_name, known):
+            remedy = f"Write {_COMPARE}={number}"
+        raise UsageError(
+            f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. {remedy}"
+        )
+    _refuse_other_plan(found, plan)
+
+
+def _refuse_other_plan(runs: Sequence[StoredRun], plan: str) -> None:
+    """Raise UsageError if no run has the plan, because runs of two plans are never compared."""
+    if any(run.plan == plan for run in runs):
+        return
+    latest = runs[-1]
+    raise UsageError(
+        f"{_COMPARE}: expected a stored run of plan {plan}, got plan {latest.plan} "
+        f"({latest.short_name}). Add --plan {latest.plan}, or store one first: "
+        f"{FIRST} --plan {plan}"
+    )
 
 
 def name_files(config: pytest.Config) -> None:

@@ -20,7 +20,7 @@ from sm121.core.unmet import Fact, Unmet, facts_of
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.plugin import compared_run, held_output, selection, shards, workers
 from sm121.plugin.benchmarks import HISTORY, history_of
-from sm121.plugin.stash import ID, LEVEL
+from sm121.plugin.stash import ID, LEVEL, SETTINGS
 from sm121.regression.measured import MeasuredHistory, NothingComparable
 from sm121.run import stored_benchmarks, stored_run
 from sm121.run.events import Decided
@@ -30,15 +30,12 @@ from sm121.session.session import Session
 _COMPARE = "--benchmark-compare"
 _FAIL = "--benchmark-compare-fail"
 _NOTHING = "nothing was compared"
-_FIRST = "pytest --benchmark-autosave"
 #: Options that add a run to the storage, by their names in pytest's configuration.
 _SAVING = ("benchmark_save", "benchmark_autosave")
 #: All options that store a run.
 _STORING = (*_SAVING, "benchmark_json")
 #: The values by which pytest-benchmark can group; ``param:NAME`` is valid, too.
 _GROUPS = frozenset({"group", "name", "func", "fullname", "fullfunc", "param"})
-#: How many stored runs a message lists; the newest ones.
-_NAMED_RUNS = 3
 #: The beginning of pytest-benchmark's warning that there is no stored run.
 _NOTHING_TO_COMPARE = "Can't compare. No benchmark files"
 #: The beginning of pytest-benchmark's warning about a file that it cannot read.
@@ -145,13 +142,14 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         if compared is not True:  # otherwise `decide` chooses the files, and names them
             compared_run.name_files(config)
     else:
-        _refuse_missing(folder, None if compared is True else str(compared))
+        named = None if compared is True else str(compared)
+        compared_run.refuse_missing(folder, named, config.stash[SETTINGS].plan)
     benchmarks = getattr(config, "_benchmarksession", None)
     compares_nothing = not getattr(benchmarks, "compared_mapping", None)
     if _given(config, "benchmark_compare_fail") and compares_nothing:
         raise UsageError(
             f"{_FAIL}: expected a run that pytest-benchmark can read for this Python and machine, "
-            f"got none in {folder}. Store one first: {_FIRST}"
+            f"got none in {folder}. Store one first: {compared_run.FIRST}"
         )
 
 
@@ -429,45 +427,6 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
         raise UsageError(
             f"{asked}: expected a test that measures, none is selected. Add "
             "tests/test_performance.py, or leave out the option."
-        )
-
-
-def _refuse_missing(folder: Path, named: str | None) -> None:
-    """Refuse a stored run that does not exist.
-
-    ``named`` is the run's number or file. If it is None, the latest stored run is meant.
-    """
-    if named is None:
-        if not stored_benchmarks.load_benchmarks(folder):
-            raise UsageError(
-                f"{_COMPARE}: expected a stored run in {folder}, got none. Store one of a build "
-                f"that you trust first: {_FIRST}"
-            )
-        return
-    if Path(named).is_file():
-        try:
-            run = stored_benchmarks.read_benchmarks(Path(named))
-        except UsageError as error:
-            raise UsageError(requests.no_run(_COMPARE, named)) from error
-        if run is None:
-            raise UsageError(
-                f"{_COMPARE} {named}: expected a run with measurements of this suite, got none in "
-                f"the file. Store one: {_FIRST}"
-            )
-        return
-    if not named.strip() or Path(named).exists():
-        raise UsageError(requests.no_run(_COMPARE, named))
-    if not stored_benchmarks.load_benchmarks(folder, named):
-        known = [run.name for run in stored_benchmarks.load_benchmarks(folder)]
-        there = "it has none"
-        if known:
-            there = f"the latest are {', '.join(known[-_NAMED_RUNS:])}"
-        remedy = f"Store one with {_FIRST}"
-        number = named.zfill(4)
-        if named.isdecimal() and number in map(stored_run.short_name, known):
-            remedy = f"Write {_COMPARE}={number}"
-        raise UsageError(
-            f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. {remedy}"
         )
 
 

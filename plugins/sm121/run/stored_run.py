@@ -156,6 +156,11 @@ class StoredRun:
         """The number of a file of pytest-benchmark, such as ``0001``, or the whole name."""
         return short_name(self.name)
 
+    @property
+    def plan(self) -> str:
+        """The name of the plan of the run."""
+        return _plan_of(self.context)
+
     def find(self, metric: StoredMetric) -> StoredMetric | None:
         """Return the same metric of this run.
 
@@ -195,10 +200,9 @@ class StoredRun:
             there = context.get(key)
             if here == there:
                 continue
-            before = (here or {}).get("plan", FULL) if key == "plan" else None
-            now = (there or {}).get("plan", FULL) if key == "plan" else None
-            if before != now:  # another plan also has other sizes
-                reasons.append(f"the plan was {before}, now {now}; add --plan {before}")
+            now = _plan_of(context)
+            if key == "plan" and self.plan != now:  # another plan also has other sizes
+                reasons.append(f"the plan was {self.plan}, now {now}; add --plan {self.plan}")
             else:
                 reasons.append(f"{name} was {_difference(here, there)}")
         return reasons
@@ -472,6 +476,12 @@ def read_run(directory: Path) -> StoredRun:
         UsageError: There is no verdict.json, or it is damaged.
     """
     return of_report(file_of(directory), details_of(directory))
+
+
+def _plan_of(context: Mapping[str, Any]) -> str:
+    """Return the name of the plan in the machine info of a run; it contains no full plan."""
+    plan: str = (context.get("plan") or {}).get("plan", FULL)
+    return plan
 
 
 def _gpu_units(context: Mapping[str, Any]) -> tuple[Any, ...]:
