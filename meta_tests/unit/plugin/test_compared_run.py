@@ -10,6 +10,7 @@ SCENARIO = "meta_tests/whole/scenarios/measurements.py"
 GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
 COMPARE = "--benchmark-compare"
 LIMIT = "--benchmark-compare-fail=median:90%"
+NOT_COMPARED = r"not compared, because in no run that passed: \S*::test_own\n"
 #: A test of a level that measures nothing.
 PASSES = "meta_tests/whole/scenarios/verdicts.py::test_pass"
 
@@ -95,5 +96,13 @@ def test_a_benchmark_that_only_a_failed_run_has_is_named(run_own, tmp_path, is_o
         assert content.pop("sm121") == {"run": "FAIL"}
         file.write_text(json.dumps(content))
     _, ran = run_own(0.2, SCENARIO, COMPARE, LIMIT)
-    assert "test_own is not compared, because no run that passed has it" in ran.output
+    assert re.search(NOT_COMPARED, ran.output), ran.output
     assert "compared with 0001, a baseline" in ran.output
+
+
+def test_a_benchmark_that_no_run_has_is_named(run_own):
+    status, ran = run_own(0.02, SCENARIO, "--benchmark-autosave", name="test_before")
+    assert status == 0, ran.output
+    status, ran = run_own(0.2, SCENARIO, COMPARE, LIMIT)
+    assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
+    assert re.search(NOT_COMPARED, ran.output), ran.output

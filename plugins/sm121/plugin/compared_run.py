@@ -164,18 +164,16 @@ def compare_other_benchmarks(config: pytest.Config, session: Session) -> None:
 def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[str, Any]]:
     """Return the stored entries of the benchmarks outside the levels, by file.
 
-    A line names each benchmark, with the run with which it is compared. Another line names each
-    benchmark that only runs have which did not pass.
+    Lines name the run with which each benchmark is compared, and the benchmarks that are in no run
+    that passed.
     """
     missing = {each.fullname for each in benchmarks.benchmarks if each and not is_of_suite(each)}
     mapping: dict[Any, dict[str, Any]] = {}
-    not_passed: set[str] = set()
     for path, data in reversed(list(benchmarks.storage.load())):
-        entries = data["benchmarks"]
         if _has_not_passed(data):
-            not_passed |= {each["fullname"] for each in entries}
             continue
-        found = {each["fullname"]: each for each in entries if each["fullname"] in missing}
+        entries = {each["fullname"]: each for each in data["benchmarks"]}
+        found = {name: each for name, each in entries.items() if name in missing}
         if not found:
             continue
         mapping[path] = found
@@ -183,8 +181,9 @@ def _of_other_benchmarks(benchmarks: Any, session: Session) -> dict[Any, dict[st
         run = stored_run.short_name(path.name)
         line = f"--benchmark-compare: compared with {run}: {', '.join(sorted(found))}"
         session.run.record.say("benchmark", line)
-    for name in sorted(missing & not_passed):
-        line = f"--benchmark-compare: {name} is not compared, because no run that passed has it"
+    if missing:
+        names = ", ".join(sorted(missing))
+        line = f"--benchmark-compare: not compared, because in no run that passed: {names}"
         session.run.record.say("benchmark", line)
     return mapping
 
