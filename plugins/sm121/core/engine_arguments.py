@@ -30,6 +30,11 @@ class Option:
     #: The words that follow the name, or the value after the name's equals sign.
     values: tuple[str, ...]
 
+    @property
+    def base(self) -> str:
+        """The name without keys after a dot: ``--a`` for ``--a.b``."""
+        return self.name.partition(".")[0]
+
 
 def options(arguments: Sequence[str]) -> Iterator[Option]:
     """Yield the options of a command line in their order.

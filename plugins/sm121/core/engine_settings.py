@@ -1,13 +1,12 @@
 """A profile's tables about the engine: the model, its arguments by release, its kernel path."""
 
 import itertools
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sm121.core import builds, extending
+from sm121.core import builds, engine_arguments, extending
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.measuring_settings import Positive
 from sm121.core.profile_fields import Gate, Sourced
@@ -171,9 +170,8 @@ class ReleaseSetting(DataTable):
             return within(identity, self.versions)
         if options is None:
             return True
-        for word in (*self.arguments, *more):
-            name = re.split("[.=]", word)[0]
-            if word.startswith("--") and name not in options:
+        for option in engine_arguments.options([*self.arguments, *more]):
+            if option.base.startswith("--") and option.base not in options:
                 return False
         return True
 

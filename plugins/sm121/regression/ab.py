@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from sm121.core import engine_arguments
 from sm121.core.address import root_of
 from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
@@ -85,13 +86,15 @@ def _refuse_swallowed_word(side: Side, texts: Sequence[str], own_options: Contai
     """
     if not side.arguments:
         return
-    word = side.arguments[0].partition("=")[0]
-    is_own = word in own_options
-    if word and (is_own or not word.startswith("-")):
+    first = side.arguments[0]
+    option = next(engine_arguments.options([first]), None)
+    name = option.name if option is not None else first
+    is_own = name in own_options
+    if name and (is_own or not name.startswith("-")):
         kind = "an option of the suite" if is_own else "neither of them"
         raise UsageError(
             f"--ab {shlex.join(texts)}: expected two texts, each with a URL, or with "
-            f"KEY=VALUE and engine arguments; got {word}, which is {kind}. Write '' for the "
+            f"KEY=VALUE and engine arguments; got {name}, which is {kind}. Write '' for the "
             "configuration under test: --ab '' '--flag'"
         )
 
