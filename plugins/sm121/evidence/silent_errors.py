@@ -37,6 +37,11 @@ class SilentError:
     line: str
     remedy: str
 
+    @property
+    def subject(self) -> str:
+        """The part of the line that is equal in other runs: the text before its first colon."""
+        return self.line.partition(":")[0]
+
 
 @dataclass
 class _Stack:

@@ -1,6 +1,7 @@
 """Decisions that no test makes: on a server's end, kernel path, logged errors and leftovers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sm121.core.printable import printable
@@ -101,11 +102,11 @@ def logged_errors(
     level, where = phase
     kinds: dict[tuple[bool, str], list[Fact]] = {}
     for error in errors:
-        line = printable(redact(error.line))
+        shown = replace(error, line=printable(redact(error.line)))
         fact = Fact(
             "no error in the log while the server serves",
-            f"{error.kind}: {line.partition(':')[0][:_MOST_OF_A_LINE]}",
-            evidence=f"{source}, {where}: {line}; remedy: {error.remedy}",
+            f"{shown.kind}: {shown.subject[:_MOST_OF_A_LINE]}",
+            evidence=f"{source}, {where}: {shown.line}; remedy: {shown.remedy}",
         )
         kinds.setdefault((error.certain, error.kind), []).append(fact)
     for (certain, kind), facts in kinds.items():
