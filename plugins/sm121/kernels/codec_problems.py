@@ -78,7 +78,7 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
 
 
 def _is_decoded(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which values are right; see `mxfp4_dequantisation`."""
+    """Return for each value whether it was decoded correctly; see `mxfp4_dequantisation`."""
     same = (observed == expected) | (np.isnan(observed) & np.isnan(expected))
     flushed = (np.abs(expected) < _LEAST_NORMAL) & (observed == 0)
     overflow = (np.abs(expected) > _LARGEST_FLOAT) & (np.abs(observed) >= _LARGEST_FLOAT)

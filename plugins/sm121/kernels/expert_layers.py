@@ -129,7 +129,7 @@ def with_gates(layer: ExpertLayer, bias: float) -> ExpertLayer:
 
 
 def ranged(layer: ExpertLayer, x: Tensor, power: int) -> tuple[ExpertLayer, Tensor]:
-    """Multiply the first block's activations by 2^power, and divide its scales in w1 by as much.
+    """Multiply the activations of the first block by 2^power, and divide its w1 scales by 2^power.
 
     Args:
         layer: The layer.

@@ -32,7 +32,7 @@ def _provider(name: str) -> Any:
 
 
 def _packages(name: str) -> list[str]:
-    """Import a provider, and return the packages with kernels that this imported."""
+    """Import a provider, and return the names of the kernel packages that are then imported."""
     _provider(name)
     return [package for package in _PACKAGES if package in sys.modules]
 

@@ -1,14 +1,15 @@
-"""Checks subclasses of providers that consist of parts, each with some of the operations."""
+"""Checks subclasses of providers whose operations are implemented by several objects, the parts."""
 
 import inspect
 from collections.abc import Iterable, Iterator
 
 
 def refuse_steps(provider: type, base: type, attributes: Iterable[str]) -> None:
-    """Refuse a subclass of a provider that replaces a method which only a part has.
+    """Refuse a subclass of a provider that overrides a helper method of a provider's part.
 
-    No operation would call it, so that the kernel of the user would not be tested. The method may
-    come from a mixin, unless the part has the same mixin or the same method.
+    No operation would call a helper method on the provider, so the user's kernel would not be
+    tested. A method from a mixin is accepted, unless the part has the same mixin or the same
+    method.
 
     Args:
         provider: The subclass.
@@ -30,7 +31,10 @@ def refuse_steps(provider: type, base: type, attributes: Iterable[str]) -> None:
 
 
 def _own_attributes(provider: type, base: type, part: type) -> Iterator[tuple[str, object]]:
-    """Yield the attributes that a subclass adds to a base, without those that the part has, too."""
+    """Yield the names and values of the attributes that only the subclass has.
+
+    Attributes of the base class and of the part's base classes are left out.
+    """
     for holder in provider.__mro__:
         if holder in base.__mro__ or holder in part.__mro__:
             continue

@@ -97,7 +97,7 @@ class ToleranceJudge:
         return facts
 
     def _fitting_definitions(self, rows: Tensor, limit: comparison.KernelTolerance) -> list[Fact]:
-        """Return one fact for each other rounding whose expected output the rows match."""
+        """Return a fact for each rounding that is not declared, but whose output the rows match."""
         facts = []
         for name, rows_of_format in self.definitions.items():
             errors = comparison.measure(rows, rows_of_format(), limit.floor)
