@@ -173,7 +173,7 @@ class Acceptance:
             self._usual_until_s = window.ends_s
 
     def _judge(self, window: _Window, usual: float) -> None:
-        """Record the window if its share of accepted draft tokens is low, and the lowest so far."""
+        """Record the window if its share is below the limit and is the lowest share so far."""
         if window.share >= _LEAST_SHARE * usual:
             return
         if self._worst is not None and window.share >= self._worst.share:
@@ -251,6 +251,6 @@ def read_counters(endpoint: Endpoint) -> counters.Counters:
 
 
 def _fell(before: counters.Counters, now: counters.Counters) -> bool:
-    """Whether the server was restarted between two readings."""
+    """Return whether a counter decreased between two readings, because the server was restarted."""
     name = "draft_tokens"
     return now.values.get(name, 0.0) < before.values.get(name, 0.0)

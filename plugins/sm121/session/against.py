@@ -194,10 +194,10 @@ class _Judge:
         return unasked
 
     def require_anything_in_common(self) -> None:
-        """Add a decision if no test and no metric of the trusted run is in this run.
+        """Fail the comparison if no test and no metric of the trusted run is in this run.
 
-        If this run is a shard or a worker, this is only recorded, because another part may have
-        them.
+        A shard or a worker of a run does not fail, because another part of the run may have common
+        tests. In this case, the report only contains the fact.
         """
         ran = {test.id for test in self._run.tests if test.executed}
         before = {test.id for test in self._before.tests if test.executed}

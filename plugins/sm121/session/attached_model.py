@@ -17,7 +17,10 @@ _SHAPE = ("hidden_size", "num_hidden_layers", "num_local_experts", "vocab_size")
 
 
 def _names_of(server: Server) -> list[str]:
-    """Return the names of a server's model: served name, root, and the model in its proven log."""
+    """Return the model's names: the served name, the root in `/v1/models`, and the name in the log.
+
+    The log is only used if it is proven to be the log of this server.
+    """
     names = [server.endpoint.served_name, server.root]
     if server.log is not None and server.reader is not None:
         names.append(kernel_path.read_log(server.log, server.reader).log.model)

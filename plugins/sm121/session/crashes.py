@@ -43,7 +43,7 @@ class RanOutOfTime(Exception):
 
 
 class CrashDesk:
-    """Reports each abnormal end in a run once, and has the server replaced.
+    """Reports each crash of a run once, and makes the run start a new server.
 
     Args:
         record: The record of the run, which gets the crash and knows the secrets that no bundle may
@@ -78,10 +78,10 @@ class CrashDesk:
         self._test_began = time.monotonic()
 
     def under_load(self, load: Load | None) -> None:
-        """Include the samples of a load in the bundles from now on.
+        """Add the samples of this load test to each crash bundle that is written from now on.
 
         Args:
-            load: The load; None: there is no load any more.
+            load: The load that begins; None: the load has ended.
         """
         self._load = load
 
@@ -357,7 +357,7 @@ class CrashDesk:
 
 
 def _latest(servers: Servers) -> ManagedServer | None:
-    """The server that the suite started last; None if it starts none, or has not yet."""
+    """Return the server that the suite started last; None if the suite has not started a server."""
     return servers.pool.latest if servers.pool is not None else None
 
 
@@ -366,7 +366,10 @@ def _starts(servers: Servers) -> Sequence[tuple[float, float]]:
 
 
 def _stopped_by_a_signal(managed: ManagedServer | None) -> str:
-    """Return the end of a summary that names the stopped processes; empty if none is stopped."""
+    """Return the names and ids of processes that a signal has stopped, as the end of a summary.
+
+    The text is empty if no process is stopped.
+    """
     if managed is None:
         return ""
     stopped = []

@@ -24,7 +24,7 @@ def named(chosen: Profile, arguments: Sequence[str], environment: Mapping[str, s
 
 
 def of_any_release(configuration: Configuration) -> list[str]:
-    """Return the experts' backends that a configuration requires of any release or build.
+    """Return the experts' backends that a configuration requires of its releases and builds.
 
     Args:
         configuration: The configuration, with its settings for releases.
@@ -39,7 +39,7 @@ def of_any_release(configuration: Configuration) -> list[str]:
 
 
 def logged(configuration: ServerConfiguration, path: KernelPath) -> list[str]:
-    """Return the experts' backend in the log if it satisfies each request, and has known kernels.
+    """Return the experts' backend in the log if each request accepts it and its kernels are known.
 
     If no argument requests a backend, the engine chooses one, and any backend satisfies that.
 

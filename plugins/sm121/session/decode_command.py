@@ -212,10 +212,10 @@ def _of_file(request: DecodeRequest) -> tuple[Subject, KernelProfile]:
 def _of_another(
     name: str, prompt: int | None, request: DecodeRequest, version: str | None = None
 ) -> Subject:
-    """Return the subject for a server or a file that the command did not start.
+    """Return the subject for a running server, or for a profiler's file.
 
-    It is judged by the configuration of ``--configuration``. Without this option, it has the limits
-    and the bound of the profile's model.
+    The limits are those of the configuration that ``--configuration`` names. Without this option,
+    the limits and the bound are those of the profile's model.
     """
     loaded = profiles.load(
         request.profile or profiles.for_architecture(architecture.detect().name or "unknown")

@@ -23,7 +23,10 @@ _OTHER_LAYERS = 0.1
 
 
 def limits_of(profile: Profile, prompt: int | None) -> Limits:
-    """Return the limits of a decode after a prompt: a profile's gates, or else the testing guide's.
+    """Return the time limits of a decode after a prompt.
+
+    The limits are the profile's gates. If the profile has no gate, the limits of the SM121 testing
+    guide apply.
 
     The gate ``tpot_p50`` and the limit of the SM121 testing guide (`docs/from-the-plan.md`) are for
     the profile's own prompt. After a longer prompt, the gate on the rate at the next depth applies.
@@ -71,7 +74,7 @@ def _is_decode_rate(metric: str) -> bool:
 
 
 def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
-    """Return the gate on the decode rate of the shortest answers at a depth.
+    """Return the gate on the decode rate at a depth, for the shortest answers that have a gate.
 
     If the depth has no such gate, the gate at the next larger depth is returned.
     """
@@ -85,7 +88,7 @@ def _gate_at_depth(profile: Profile, depth: int) -> Gate | None:
 
 
 def longest_answer(prompt: int, tokens: int, context: int | None) -> int:
-    """Return the most tokens of the profiled answer.
+    """Return the largest number of tokens that the profiled answer may have.
 
     Args:
         prompt: Tokens of the prompt.

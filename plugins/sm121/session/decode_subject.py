@@ -1,4 +1,4 @@
-"""The subject of `sm121 profile`: what was profiled, and by what it is judged."""
+"""The subject of `sm121 profile`: what was profiled, and the limits that apply to it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,7 +132,7 @@ def add_bound(
     arguments: Sequence[str] = (),
     path: KernelPath | None = None,
 ) -> None:
-    """Add the shortest time of a token that the memory allows.
+    """Set the shortest time in which the memory bandwidth allows the server to compute a token.
 
     Args:
         subject: The subject, whose fields are set.

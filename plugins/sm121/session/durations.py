@@ -73,7 +73,7 @@ class ProfileBounds(DataTable):
 
 
 class Quoted(DataTable):
-    """A duration that documents quote: the one in this row, or that of a plan."""
+    """A duration that documents quote: the minutes in this row, or the duration of a plan."""
 
     id: str
     #: A paragraph that quotes the duration contains one of these texts.

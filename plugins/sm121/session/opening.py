@@ -147,7 +147,10 @@ def _begin(session: Session, opened: Opened, collected: Collected) -> None:
 
 
 def _log(directory: Path, opened: Opened, *, resume: bool) -> EventLog:
-    """Return the log of a run's events. If another run is continued, it writes nothing yet."""
+    """Return the log of a run's events.
+
+    If the run continues an earlier one, the log has no file yet.
+    """
     path = None if resume else directory / events.NAME
     return EventLog(fold.begun(opened), path)
 

@@ -282,7 +282,7 @@ def _dumped(model: BaseModel | None) -> Any:
 
 
 def _refuse_missing(file: Path, noun: str, step: str) -> None:
-    """Raise UsageError if a source is no file that can be read. ``step`` says how to make it."""
+    """Raise UsageError if a source is not a readable file. ``step`` says how to create the file."""
     got = "something that is not a file" if file.exists() else "no file of that name"
     if file.is_file():
         try:
