@@ -5,7 +5,8 @@ from pathlib import Path
 from sm121.core.json_text import json_text
 from sm121.run import events, fold, verdict_file
 from sm121.run.events import Event
-from sm121.run.verdict_file import ShardTest, VerdictFile
+from sm121.run.shard_report import ShardTest
+from sm121.run.verdict_file import VerdictFile
 
 
 def events_of(file: VerdictFile) -> list[Event]:

@@ -11,12 +11,8 @@ from sm121.core import errors
 from sm121.evidence import environment_record
 from sm121.report import merging
 from sm121.run import merge, verdict_file
-from sm121.run.verdict_file import (
-    ShardReport,
-    ShardTest,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.shard_report import ShardReport, ShardTest
+from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import fingerprinting
 
 from . import Case, Kit, Outcome

@@ -16,7 +16,8 @@ from sm121.kernels.under_test import Kernels
 from sm121.run import served
 from sm121.run.engine_report import EngineReport
 from sm121.run.merge import merge_shards
-from sm121.run.verdict_file import ShardReport, VerdictFile
+from sm121.run.shard_report import ShardReport
+from sm121.run.verdict_file import VerdictFile
 
 GB10_LOGS = DATA / "gb10"
 DECODE = ("decode_attention", "decode_attention_fp8")

@@ -15,13 +15,8 @@ from sm121.kernels.under_test import Kernels
 from sm121.report import summary
 from sm121.run import merge, served
 from sm121.run.engine_report import EngineReport, ServedKernel
-from sm121.run.verdict_file import (
-    JudgedKernel,
-    ShardReport,
-    ShardTest,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.shard_report import ShardReport, ShardTest
+from sm121.run.verdict_file import JudgedKernel, TestReport, VerdictFile
 from sm121.session import certification
 
 GB10 = "sm121-gpt-oss-120b"

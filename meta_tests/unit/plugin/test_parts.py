@@ -6,7 +6,8 @@ import pytest
 
 from sm121.core.verdict import Verdict
 from sm121.plugin import parts
-from sm121.run.verdict_file import EngineReport, ShardReport, ShardTest, TestReport, VerdictFile
+from sm121.run.shard_report import ShardReport, ShardTest
+from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
 TEST = "tests/test_smoke.py::test_health"
 

@@ -19,12 +19,11 @@ from sm121.run import merge, verdict_file
 from sm121.run.fingerprint import Fingerprint, FingerprintDifference
 from sm121.run.ledger import Ledger, stands
 from sm121.run.machine_report import BoxReport, CrashReport, MemoryReport
+from sm121.run.shard_report import ShardReport, ShardTest
 from sm121.run.verdict_file import (
     AgainstReport,
     EngineReport,
     MetricReport,
-    ShardReport,
-    ShardTest,
     TestReport,
     VerdictFile,
 )

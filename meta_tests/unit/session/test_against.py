@@ -26,8 +26,9 @@ from sm121.core.verdict import Severity, Verdict
 from sm121.evidence.kernel_path import RequestReport
 from sm121.run import details, merge
 from sm121.run.fingerprint import Fingerprint
+from sm121.run.shard_report import ShardReport
 from sm121.run.stored_run import StoredMetric
-from sm121.run.verdict_file import ShardReport, TestReport, VerdictFile
+from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import against, trusted_runs
 
 

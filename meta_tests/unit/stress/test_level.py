@@ -305,7 +305,7 @@ def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash,
     session = SimpleNamespace(run=stand_in(redact=str, file=file))
     item = SimpleNamespace(stash={outcomes.ID: test})
     lost = unmet.Fact("no fault", "6: connection", "a prompt of 401 tokens joins 5 that decode")
-    text, _ = outcomes._message(session, item, [lost])
+    text = outcomes._message(session, item, [lost]).text
     bug = "known bug of mxfp4: "
     assert (bug in text and "spark-vllm-mxfp4-docker/issues/7" in text) is named, text
     assert text.startswith(str(lost))

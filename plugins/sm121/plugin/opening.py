@@ -36,7 +36,7 @@ from sm121.plugin.stash import ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
 from sm121.run import directory
 from sm121.run.events import Collected
 from sm121.run.record import Target
-from sm121.run.verdict_file import ShardTest
+from sm121.run.shard_report import ShardTest
 from sm121.session import opening, signals
 from sm121.session.session import SelectedTests, Session
 from sm121.session.settings import Settings

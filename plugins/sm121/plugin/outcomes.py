@@ -2,9 +2,8 @@
 
 import datetime
 import json
-import re
 import unittest
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,11 +14,11 @@ from sm121.core.printable import printable
 from sm121.core.unmet import Fact, Unmet, facts_of, facts_text, noted, steady
 from sm121.core.verdict import Inapplicable, NotRun, Severity, Undecided, Verdict
 from sm121.core.waivers import Waiver, list_cases
-from sm121.engines import capabilities
 from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.performance.recorder import Recorded
+from sm121.plugin import known_bugs
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
 from sm121.run.events import Decided
 from sm121.run.ledger import stands
@@ -140,7 +139,7 @@ def update_verdict(
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
         finding.verdict = Verdict.PASS
         finding.message = ""
-        _mended(session, item)
+        known_bugs.remark_mended(session, item)
     if report.when == "teardown":
         finding.metrics = [one.measurement.name for one in _recorded(session, item)]
         finding.deviations = item.stash.get(DEVIATIONS, None)
@@ -187,6 +186,7 @@ def _failure(
             "verdict": verdict,
             "message": whole,
             "unmet": noted(facts, message.note),
+            "known_bug": message.known_bug,
             "waived": False,
             "tolerated": None,
         }
@@ -331,6 +331,7 @@ class _Message(NamedTuple):
 
     text: str
     note: str
+    known_bug: str | None
 
 
 def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> _Message:
@@ -343,50 +344,12 @@ def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> _Message
         if explanation:
             notes.append(explanation)
     also = ""
-    bug = _known_bug(session, item, facts)
-    if bug is not None:
-        note = f"known bug of {bug.build or bug.versions}: {bug.what} ({bug.source})"
+    known_bug = known_bugs.explaining(session, item, facts)
+    if known_bug is not None:
+        note = f"known bug of {known_bug}"
         notes.append(note)
         also = f"; {note}"
-    return _Message(first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(notes))
-
-
-def _known_bug(
-    session: Session, item: pytest.Item, facts: Iterable[Fact]
-) -> capabilities.Bug | None:
-    """Return the first known bug of the engine that explains a failure; None without one."""
-    parts = []
-    for fact in facts:
-        parts += [fact.requirement, fact.observation]
-    for crash_report in session.run.record.file.crashes:
-        if crash_report.test == item.stash[ID]:
-            parts.append(crash_report.kind)
-    for bug in _bugs(session, item):
-        if any(re.search(bug.says, part) for part in parts):
-            return bug
-    return None
-
-
-def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
-    engine = session.run.record.file.engine
-    if engine.name not in capabilities.shipped():
-        return []
-    can = capabilities.capabilities_of(engine.name, engine.version, identity=engine.identity)
-    return can.bugs(item.stash[ID])
-
-
-def _mended(session: Session, item: pytest.Item) -> None:
-    """Add a remark if the test of a known bug passes, although no fixed version is known yet."""
-    engine = session.run.record.file.engine
-    for bug in _bugs(session, item):
-        if not bug.mended_by(item.stash[ID]):
-            continue
-        session.run.record.remark(
-            f"{item.stash[ID]}: a bug is known of {engine.name} {bug.versions}, and "
-            f"{engine.version} does not show it ({bug.what}): end the range of versions in "
-            f"fixtures/engines/{engine.name}.toml",
-            at_once=False,
-        )
+    return _Message(first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(notes), known_bug)
 
 
 def _excuse(

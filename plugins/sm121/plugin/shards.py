@@ -11,7 +11,7 @@ from sm121.core.errors import UsageError
 from sm121.plugin import selection
 from sm121.plugin.matrix import PLAN
 from sm121.plugin.stash import LEVEL, SETTINGS, SHARD
-from sm121.run import verdict_file
+from sm121.run import shard_report
 
 #: The group of tests that use the profile's configurations: all levels except the matrix.
 _UNDER_TEST = "under-test"
@@ -74,10 +74,10 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
     group_of = {}
     for item in items:
         if LEVEL in item.stash:
-            whole.append(verdict_file.ShardTest(id=item.nodeid, level=item.stash[LEVEL]))
+            whole.append(shard_report.ShardTest(id=item.nodeid, level=item.stash[LEVEL]))
             group_of[item.nodeid] = _server_group(config, item)
     config.stash[WHOLE] = [*items]
-    config.stash[SHARD] = verdict_file.ShardReport(
+    config.stash[SHARD] = shard_report.ShardReport(
         index=shard.index, of=shard.of, tests=whole, compared=selection.compares(config)
     )
     divided = [group for group in dict.fromkeys(group_of.values()) if group != _EVERYWHERE]

@@ -4,7 +4,7 @@ import pytest
 
 from sm121.plugin.progress import Progress
 from sm121.report.stored import StoredReport
-from sm121.run import verdict_file
+from sm121.run import shard_report, verdict_file
 from sm121.session import session, settings, signals
 
 # The keys of the configuration's stash begin here.
@@ -13,7 +13,7 @@ SETTINGS = pytest.StashKey[settings.Settings]()
 SESSION = pytest.StashKey[session.Session]()
 SIGNALS = pytest.StashKey[signals.Signals]()
 REPORT = pytest.StashKey[StoredReport]()
-SHARD = pytest.StashKey[verdict_file.ShardReport]()
+SHARD = pytest.StashKey[shard_report.ShardReport]()
 PROGRESS = pytest.StashKey[Progress]()
 
 # The keys of an item's stash begin here.

@@ -17,7 +17,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.plugin.selection import parameters, uses_a_server
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
-from sm121.run.verdict_file import ShardReport, ShardTest
+from sm121.run.shard_report import ShardReport, ShardTest
 from sm121.session.settings import Worker
 
 #: A key of a worker's output: the lines of its refusal.

@@ -20,7 +20,8 @@ from sm121.report import page
 from sm121.run import stored_run, verdict_file
 from sm121.run.details import Details
 from sm121.run.merge import apart, contradiction, merge_shards
-from sm121.run.verdict_file import ShardReport, TestReport, VerdictFile
+from sm121.run.shard_report import ShardReport
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 _COPIES = "shards"
 #: Files that are no evidence of this run, or that are written again for the whole run.

@@ -27,14 +27,8 @@ from sm121.run.details import FailureDetail, Samples, Series
 from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.machine_report import BoxReport, CrashReport, MemoryReport
-from sm121.run.verdict_file import (
-    AgainstReport,
-    ChangeReport,
-    MetricReport,
-    ShardReport,
-    ShardTest,
-    TestReport,
-)
+from sm121.run.shard_report import ShardReport, ShardTest
+from sm121.run.verdict_file import AgainstReport, ChangeReport, MetricReport, TestReport
 
 NAME = "run.jsonl"
 SCHEMA_VERSION = 1

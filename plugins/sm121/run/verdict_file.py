@@ -19,6 +19,7 @@ from sm121.engines.pool import StartReport
 from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.machine_report import MEMORY_FLOOR, BoxReport, CrashReport, MemoryReport
+from sm121.run.shard_report import ShardReport
 
 NAME = "verdict.json"
 SCHEMA_VERSION = 2
@@ -96,6 +97,8 @@ class TestReport(Record):
     failures; null if the test looks for none."""
     symptoms: list[str] = Field(default_factory=list)
     """The symptom of each of these deviations, one line."""
+    known_bug: str | None = None
+    """The known bug of the engine that explains the failure, with its versions and its link."""
 
     @classmethod
     def of(
@@ -218,24 +221,6 @@ class ChangeReport(Record):
     beside: str
     """The reference in words: "the trusted run", "5 stored runs", "A"."""
     verdict: Verdict
-
-
-class ShardTest(Record):
-    """A test of the whole run. It may belong to any shard."""
-
-    id: str
-    level: str
-
-
-class ShardReport(Record):
-    """Which part of the whole run this run is (``--shard``)."""
-
-    index: int
-    of: int
-    tests: list[ShardTest]
-    """All tests of the whole run, in its order."""
-    compared: bool = False
-    """Whether ``--benchmark-compare`` was given: it is then given to each shard of the run."""
 
 
 class AgainstReport(Record):
