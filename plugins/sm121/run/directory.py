@@ -189,7 +189,10 @@ def _refuse_foreign(directory: Path) -> None:
 
 
 def _move_earlier(directory: Path) -> Path | None:
-    """Move an earlier run's files to a folder named after its time; return None without files."""
+    """Move an earlier run's files to a folder named after its time.
+
+    Return the folder, or None if the directory contains no files of an earlier run.
+    """
     entries = [entry for entry in directory.iterdir() if entry.name not in _KEPT]
     if not entries:
         return None

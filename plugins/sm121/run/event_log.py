@@ -60,7 +60,7 @@ class EventLog:
         return log
 
     def begin(self, path: Path) -> None:
-        """Write the events so far to a new file, and the later ones too.
+        """Create ``run.jsonl``, write the events so far to it, and append all later events to it.
 
         Args:
             path: The ``run.jsonl``. An earlier file is replaced.

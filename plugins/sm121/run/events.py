@@ -132,8 +132,8 @@ class ServerAttached:
     def is_comparable(self, later: "ServerAttached") -> bool:
         """Return whether a comparison would show that another process answers.
 
-        It would not if the start time or the processes were visible before, but are not visible
-        now.
+        The result is False if the start time or the processes of the server were visible before,
+        but are not visible now.
 
         Args:
             later: The values of the server that answers now.
@@ -270,10 +270,10 @@ class HistoryRead:
 
 @dataclass(frozen=True)
 class CellExamined:
-    """A cell of the matrix has an outcome.
+    """A cell of the matrix has been examined and has an outcome.
 
-    If ``is_reference`` is true, the baseline was examined only to compare other cells with it: its
-    own test ran, or runs, in another process.
+    If ``is_reference`` is true, the cell is the baseline, and this process examined it only to
+    compare other cells with it. The baseline's own test runs in another process.
     """
 
     cell: CellRecord

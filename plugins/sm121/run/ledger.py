@@ -82,7 +82,7 @@ class Ledger:
         self._decided.add(decision.id)
 
     def reopen(self, tests: Iterable[str]) -> None:
-        """Expect another verdict on some tests. Their earlier verdicts remain until then.
+        """Let some tests run again. Their present verdicts remain until the new verdicts are known.
 
         Args:
             tests: The ids of the tests.

@@ -105,7 +105,7 @@ def _arguments(file: VerdictFile) -> str | None:
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
-    """Add everything but the tests of the parts to the whole: engines, starts, metrics, crashes.
+    """Add all results of the parts to the whole, except tests: engines, starts, metrics, crashes.
 
     Args:
         whole: The verdict file of the whole run. Its tests are not changed.
@@ -294,9 +294,10 @@ def _require_anything_in_common(whole: VerdictFile, ledger: Ledger) -> None:
 def _against(
     parts: Iterable[AgainstReport | None], metrics: Mapping[str, MetricReport]
 ) -> AgainstReport | None:
-    """Merge the parts' comparisons with the trusted run; None if no part was compared.
+    """Merge the comparisons of all parts with the trusted run; None if no part was compared.
 
-    ``metrics``: the metrics of the whole run. One part may have its rates, another one its prices.
+    ``metrics`` are the metrics of the whole run. They are judged together, because the rates may be
+    from one part and the accuracy costs from another.
     """
     reports = [report for report in parts if report is not None]
     if not reports:

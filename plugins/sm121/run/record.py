@@ -103,12 +103,12 @@ class RunRecord:
 
     @property
     def references(self) -> Sequence[CellRecord]:
-        """Starts of the matrix's baseline that are no cells of this run, for comparison only."""
+        """Cells with the baseline that only serve as a reference for the cells of this run."""
         return self.log.fold.references
 
     @property
     def halted(self) -> str | None:
-        """Why no further test runs, as the events so far show; None if tests run."""
+        """The reason why the run executes no further test; None if it continues."""
         return self.log.fold.halted
 
     @property
@@ -119,7 +119,7 @@ class RunRecord:
         return f"the report cannot be written: {self.write_error.strerror or self.write_error}"
 
     def enter(self, level: str, place: str, test: str | None = None) -> None:
-        """Store the current level and place, for decisions that no test makes.
+        """Store which level and place the run has reached, for decisions that belong to no test.
 
         Args:
             level: The level.
@@ -152,7 +152,7 @@ class RunRecord:
         self.log = EventLog.resume(self.directory / events.NAME, stream)
 
     def start_anew(self) -> None:
-        """Write the events so far to a new ``run.jsonl``, in place of a killed run's.
+        """Replace the ``run.jsonl`` of a killed run by a new one with the events so far.
 
         Raises:
             OSError: The file cannot be written.

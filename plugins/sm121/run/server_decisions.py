@@ -178,9 +178,10 @@ def unproven_memory(name: str, report: StopReport) -> TestReport:
 
 
 def memory_is_usual(report: StopReport, earlier: Sequence[StopReport]) -> bool:
-    """Return whether memory that is not proven to be free may also remain after a healthy stop.
+    """Return whether a healthy stop can also leave this much memory that is not proven free.
 
-    Only one stop of a run is excused. If an earlier stop left such memory, this one is not.
+    This is accepted for one stop only. If the previous stop also left memory that is not proven
+    free, the result is False.
 
     Args:
         report: The report of the stop.

@@ -46,7 +46,7 @@ class CrashReports(Protocol):
         """
 
     def under_load(self, load: Load | None) -> None:
-        """Include the samples of a load in the bundles from now on.
+        """Add the samples of this load test to each crash bundle that is written from now on.
 
         Args:
             load: The load; None: there is no load any more.
@@ -65,7 +65,7 @@ class NoCrashReports:
         return end.cause
 
     def under_load(self, _load: Load | None) -> None:
-        """Do nothing: there are no bundles."""
+        """Do nothing, because this class writes no crash bundles."""
 
 
 @dataclass(kw_only=True)
@@ -262,8 +262,8 @@ class Servers:
     def stop_crashed(self, why_distrusted: str | None) -> None:
         """Stop what remains of a crashed server, so that the next test gets a new server.
 
-        Later results are not trusted if an attached server no longer answers, if the stop leaves
-        something, or for a reason that the caller knows.
+        Later results are not trusted in three cases: an attached server no longer answers, the stop
+        leaves processes or memory behind, or the caller gives a reason.
 
         Args:
             why_distrusted: The caller's reason; None without one.

@@ -208,7 +208,7 @@ class StoredRun:
         return reasons
 
     def changed(self, context: Mapping[str, Any]) -> dict[str, str]:
-        """Return the differences from a later run, if only the machine's state or the path differ.
+        """Return how a later run differs, if only the machine's state and the kernel path differ.
 
         Args:
             context: The machine info of the later run.
