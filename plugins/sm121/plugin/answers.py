@@ -406,8 +406,8 @@ def agreement_bound(server: Server, profile: Profile) -> level_settings.Agreemen
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
     """How many answers to one request a test may compare until one equals the expected answer.
 
-    One if the profile requires equal tokens. Otherwise three, because either of two tokens with
-    the same probability (within the noise) may be chosen. A failed request is not repeated.
+    It is one if the profile requires equal tokens. Otherwise it is three: if two tokens have nearly
+    the same probability, the server may choose either of them. A failed request is not repeated.
     """
     if agreement_bound.fork == 0:
         return 1

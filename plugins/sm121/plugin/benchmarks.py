@@ -112,7 +112,7 @@ class MetricRecorder:
 
 
 def _duration(measurement: Measurement, sample: float) -> float:
-    """The duration in seconds as which a sample is replayed."""
+    """Return the time in seconds that pytest-benchmark stores for a sample."""
     # The value is the logarithm of a perplexity; its exponential is a positive number.
     if measurement.unit == "nats":
         exponent = -sample if measurement.higher_is_better else sample

@@ -98,7 +98,7 @@ def refuse_options(options: Sequence[Given]) -> None:
 def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
-    """Refuse a run that differs from the suite's own run, and waivers that no certificate allows.
+    """Refuse changed tests, option values that no certificate allows, and forbidden waivers.
 
     Args:
         config: The configuration of pytest.

@@ -85,7 +85,7 @@ def _refuse_other_plan(runs: Sequence[StoredRun], plan: str) -> None:
 
 
 def name_files(config: pytest.Config) -> None:
-    """Print pytest-benchmark's lines with the files that it has chosen. They were held back.
+    """Print which stored files pytest-benchmark has chosen; these lines were held back until now.
 
     Args:
         config: The configuration of pytest.

@@ -431,7 +431,7 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
 
 
 def _is_path_of_tests(folder: Path, named: str) -> bool:
-    """Whether a value is a path of tests, which the option has taken from the command line."""
+    """Return whether an option's value is a path of tests, which was not meant for the option."""
     path = Path(named.partition("::")[0])
     return "::" in named or path.suffix == ".py" or (folder / path).is_dir()
 

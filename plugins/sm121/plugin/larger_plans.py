@@ -62,7 +62,7 @@ _OF_DOCUMENTS = "test_long_documents_are_read"
 def count_left_out(
     config: pytest.Config, target: Target, items: Sequence[pytest.Item]
 ) -> LeftOut | None:
-    """Count the checks that the plan of the run left out, and note a section of a given exam.
+    """Count the checks that the plan left out, and report if it left out a section of ``--exam``.
 
     Args:
         config: The configuration of pytest. Its stash keeps the result and the line on the exam.
@@ -89,7 +89,7 @@ def count_left_out(
 
 
 def gates_left_out(config: pytest.Config, session: Session) -> str | None:
-    """Return one line with the gates of the named configuration that have no number in the run.
+    """Return a line with those gates of the named configuration that the run has not measured.
 
     Args:
         config: The configuration of pytest.

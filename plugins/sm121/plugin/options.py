@@ -100,7 +100,10 @@ def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
 
 
 def _option_of(parser: argparse.ArgumentParser, names: str) -> argparse.Action | None:
-    """Return the option whose names argparse joined for its error; None without an option."""
+    """Return the option that an error of argparse is about; None if it is about no option.
+
+    ``names`` are the names of the option in the error, for example ``-k/--keyword``.
+    """
     for action in parser._actions:
         if action.option_strings and "/".join(action.option_strings) == names:
             return action

@@ -407,7 +407,7 @@ def _waive(
 ) -> None:
     """Waive a failure if waivers name all of its facts.
 
-    ``never`` names what this failure is if such failures are never waived; else None.
+    ``never`` is the kind of this failure if no waiver may excuse that kind; otherwise None.
     """
     today = datetime.date.today()
     facts = finding.facts
