@@ -306,7 +306,7 @@ def _side(
 
 
 def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
-    """Return the fewest last values (of `_ENDS`) with a mean beyond the threshold, or None."""
+    """Return how many last values (of `_ENDS`) have a mean beyond the threshold, or None."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
     spread = max(spread, RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
@@ -353,7 +353,7 @@ def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
 
 
 def requests_needed(fraction: float) -> int:
-    """Return how many requests, if none exceeds a bound, prove a quantile with 95 % confidence.
+    """Return how many requests below a bound prove that a quantile is below it (95 % confidence).
 
     Args:
         fraction: The quantile, 0 to 1. The 99th percentile needs 299 requests.

@@ -60,7 +60,7 @@ class DecodeRate(Metric):
         return samples
 
     def _of(self, answers: Sequence[TimedAnswer]) -> list[TimedAnswer]:
-        """Return those of the answers that continue this metric's text."""
+        """Return the answers that continue this metric's text; all of them if it has no text."""
         return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
@@ -230,10 +230,11 @@ def rate_bounds(rate: float, tokens: int, lag_ns: Sequence[int]) -> tuple[float,
 
 
 def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
-    """Return the number of tokens after the first one, divided by the time between both ends.
+    """Return the decode rate by the usual formula, from the first and the last chunk.
 
-    The formula is (n - 1) / (last - first), in tokens per second. If the first chunk has more than
-    one token, this rate is too high.
+    The formula is (n - 1) / (last - first): the number of tokens after the first one, divided by
+    the time from the first chunk to the last one, in tokens per second. If the first chunk has more
+    than one token, this rate is too high.
 
     Args:
         answer: The answer; a failed one has the rate 0.
