@@ -325,7 +325,7 @@ def trades(sources: Sequence[Source]) -> list[str]:
 def _worse_prices(
     before: dict[str, float | None], now: dict[str, float | None], run: VerdictFile
 ) -> list[str]:
-    """Return the accuracy costs (prices) that got worse by more than a run's profile allows."""
+    """Return the accuracy costs (prices) that rose by more than the profile of a run allows."""
     is_allowed = {"price_allowed": run.engine.price_allowed}
     limits = limits_of(run.profile).model_copy(update=is_allowed)
     worse = []

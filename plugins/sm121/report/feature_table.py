@@ -133,7 +133,7 @@ def _of_configuration(run: VerdictFile) -> list[str]:
 
 
 def _of_cell(cell: CellRecord, identity: str | None) -> list[str]:
-    """Return the values of a cell: those of its axes, or else those that its path shows."""
+    """Return the axis values of a cell; for other values, those that its kernel path shows."""
     values = cell.values
     shown = {key: value for key, value in cell.path.items() if key in KernelPath.model_fields}
     path = KernelPath.model_validate(shown)

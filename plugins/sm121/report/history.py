@@ -239,7 +239,7 @@ class History:
 
     @cached_property
     def flaky(self) -> list[Flaky]:
-        """Checks that both fail and pass on one build and machine; the most failures come first.
+        """Checks that both fail and pass on one build and machine, most failures first.
 
         Runs without a fingerprint are ignored.
         """
