@@ -129,7 +129,7 @@ def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, remark
 @pytest.mark.ability("oracle")
 @pytest.mark.parametrize("mistake", oracle_texts.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
-    """The log-probabilities show none of the known faults with an effect below BF16's rounding."""
+    """The log-probabilities show no known fault, even if its effect is below BF16 rounding."""
     log_probabilities.mistake_is_absent(asker, reference, mistake)
 
 
@@ -172,7 +172,7 @@ def test_cold_equals_a_hit_of_the_prefix_cache(continuations, prefix_cache_hits,
 
 
 def test_a_hit_of_the_prefix_cache_saves_time(continuations, prefix_cache_hits, caches_prefixes):
-    """The prefix cache at least halves the time of a long prompt."""
+    """A long prompt takes at most half the time if its beginning is in the prefix cache."""
     continuations.hits_save_time(prefix_cache_hits, is_on=caches_prefixes)
 
 
@@ -210,7 +210,7 @@ def test_before_equals_after_an_aborted_request(continuations):
 
 
 def test_speculation_keeps_the_targets_tokens(speculation, remark):
-    """With speculation, each greedy token is the likeliest one in a prefill of its text."""
+    """With speculation, greedy tokens are the likeliest ones if the text is sent as a prompt."""
     remark(f"speculation: {speculation.tokens_are_the_targets()}")
 
 
@@ -231,7 +231,7 @@ def test_speculation_ends_an_answer_anywhere(speculation):
 
 @contract
 def test_speculation_keeps_a_form(speculation):
-    """With speculation, structured output is valid where the target prefers another token."""
+    """With speculation, structured output is valid even if the drafts contain other tokens."""
     speculation.forms_are_kept()
 
 
@@ -375,7 +375,7 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
 
 @contract
 def test_min_tokens_is_kept(api, profile):
-    """No answer ends before min_tokens. If a stop token comes next, the answer ends there."""
+    """With min_tokens, a stop token ends the answer only after that number of tokens."""
     endings.min_tokens_is_kept(api, profile.correctness)
 
 

@@ -25,9 +25,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 @pytest.mark.never_waived("the kernel path")
 def test_kernel_path_is_the_required_one(paths, server):
-    """Attention, MoE and KV layout are as the profile requires, without fallbacks or unknown
-    variables. All ranks run the same kernels, and communicate by a transport that the profile
-    allows."""
+    """Attention, MoE and KV layout are as the profile requires, no fallback is used, and the engine
+    knows all environment variables. All ranks run the same kernels, and communicate by a transport
+    that the profile allows.
+    """
     if server.log is None:
         raise NotRun(server.why_no_log)
     wrong = paths.contradictions(server)
@@ -72,8 +73,9 @@ def test_what_was_asked_of_the_baseline_is_what_ran(servers, paths, configuratio
 
 @pytest.mark.never_waived("the kernel path")
 def test_decode_runs_the_kernels_of_its_path(paths, server, kernel_path, decode_profile, profile):
-    """The profiled decode steps run only kernels of the backends in the log, and run quantised
-    kernels for the layers that the configuration quantises."""
+    """During the profiled decode steps, only kernels of the backends in the log run, and quantised
+    kernels run for the layers that the configuration quantises.
+    """
     required = profile.path_of(server.configuration.name)
     judged = (required, kernel_path, decode_profile, paths.layers)
     wrong = kernel_requirement.kernel_contradictions(*judged)

@@ -101,8 +101,9 @@ def test_accepted_length(speculation, performance):
 
 
 def test_rate_holds_to_the_end(last_look):
-    """A rate that passed is measured again at the end, and passes with all rounds together. If the
-    machine slowed down, the rate is not valid."""
+    """Each rate that passed is measured again at the end, and must pass with the rounds of both
+    measurements. If the machine slowed down, the rate is not valid.
+    """
     last_look()
 
 

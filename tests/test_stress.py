@@ -75,8 +75,9 @@ def test_context_to_the_brim(stress):
 
 
 def test_preemption_under_kv_pressure(stress):
-    """If the requests need more KV cache than exists, some are preempted, and all have the same
-    answers as before."""
+    """If the requests need more KV cache than exists, the server preempts some of them, and all
+    answers are the same as without preemption.
+    """
     stress.pressed()
 
 
