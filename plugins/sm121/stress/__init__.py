@@ -1,1 +1,1 @@
-"""Loads of every shape, with each answer checked, and the server's state during and after them."""
+"""Sends loads of many kinds to a server, and checks each answer and the state of the server."""

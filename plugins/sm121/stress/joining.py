@@ -112,7 +112,7 @@ class Joining:
         return not self.missing() or took_s > 2 * self.lasts_s + _MORE_S
 
     def missing(self) -> list[int]:
-        """Return the numbers from 1 to `most` that were never the number of running requests."""
+        """Return which numbers of running requests, from 1 to `most`, did not occur."""
         reached = self.observed
         if not self.counts:
             reached = {number + 1 for number in self.joined}

@@ -88,7 +88,7 @@ class LoadPlayer:
         return load
 
     def faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
-        """Find the faults of a load, or, if it has none, of the server after the load.
+        """Return the faults of a load; if it has none, the faults of the server after the load.
 
         Args:
             load: The load.
@@ -103,6 +103,6 @@ class LoadPlayer:
         return faults or self.kept()
 
     def kept(self) -> list[Fault]:
-        """Return the fault if the server is not idle after its last answer."""
+        """Return a fault if the server still has requests or KV blocks after its last answer."""
         busy = aftermath.not_idle(self._endpoint)
         return [] if busy is None else [busy]

@@ -120,7 +120,7 @@ class Shapes:
         return self._alone[key]
 
     def short(self, tokens: int) -> Iterator[Job]:
-        """Yield short requests without end: the prompts in turn, three of four streamed.
+        """Yield short requests endlessly: the prompts alternate, and three of four are streamed.
 
         Args:
             tokens: The tokens of each answer.
@@ -130,7 +130,7 @@ class Shapes:
             yield self.job(prompt.text, tokens, name=prompt.name, stream=_is_streamed(number))
 
     def mixed(self, tokens: int) -> Iterator[Job]:
-        """Yield requests without end, with answers of various lengths like those of users.
+        """Yield requests endlessly; their answers have various lengths, like those of users.
 
         Args:
             tokens: The average number of tokens of an answer.
@@ -142,9 +142,9 @@ class Shapes:
             yield self.job(prompt.text, length, name=prompt.name, stream=_is_streamed(number))
 
     def unruly(self, tokens: int) -> Iterator[Job]:
-        """Yield requests without end, two of three from unruly clients.
+        """Yield requests endlessly; two of three are from clients that misbehave.
 
-        Unruly clients cancel, disconnect, read slowly, or send a request that must be refused.
+        These clients cancel, disconnect, read slowly, or send a request that must be refused.
 
         Args:
             tokens: The tokens of each answer that is read.
