@@ -216,7 +216,7 @@ def _measure_apart(device: str) -> Device:
 
 
 class _GpuUsers(NamedTuple):
-    """The processes outside the run on the server's GPUs, or processes there of unknown origin.
+    """The processes on the server's GPUs that do not belong to the run, or may not belong to it.
 
     One of the two fields is None. Without NVML, both are None.
     """
