@@ -232,7 +232,7 @@ class Bench:
 
 
 def texts_of(server: Server, run: Run, plan: Plan) -> TimedTexts:
-    """Return the comparison of a server's timed texts with untimed ones.
+    """Return an object that compares the texts of timed answers with those of untimed answers.
 
     Args:
         server: The server.

@@ -95,7 +95,7 @@ class RunBox:
             self._conclude()
 
     def read_beside(self) -> BoxReport:
-        """Read the machine's state after a comparison that began at the last reading (``--ab``).
+        """Read the machine's state after an A/B comparison, which began at the last reading.
 
         Returns:
             The report on the comparison. It is the run's own if nothing else was measured in the
@@ -268,7 +268,7 @@ class RunBox:
 
     @functools.cached_property
     def _attached(self) -> list[AttachedProcesses]:
-        """The processes of the attached server, and of those that are measured beside it."""
+        """The processes of the attached server, and of the other servers that the run measures."""
         if self.run.servers.attached is None:
             return []
         url = self.run.servers.attached.endpoint.base_url
