@@ -27,7 +27,7 @@ class SideWatch:
     _answered: frozenset[str] | None = None
 
     def forgotten(self, name: str, server: Server) -> str | None:
-        """Return a message if a server answers a prompt wrongly that A first answered correctly.
+        """Return a message if an answer of a server is wrong, but A's first answer was right.
 
         Returns None if there is no such answer. The rate of a server whose answers are noise must
         not count.

@@ -313,7 +313,7 @@ def _is_percentile(metric: StoredMetric) -> bool:
 
 
 def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
-    """Whether samples alone cannot show a change: they are of a percentile, or too few."""
+    """Whether samples alone cannot show a change, as they are of a percentile or too few."""
     if _is_percentile(now):
         return True
     few, many = sorted((len(now.samples), len(before.samples)))
