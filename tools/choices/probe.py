@@ -138,7 +138,7 @@ def stand_in_torch() -> None:
 
 
 def stand_in_operators() -> None:
-    """Replace the functions with which vLLM asks its compiled extensions for their abilities."""
+    """Replace the functions that report what vLLM's compiled extensions support."""
     for space, name, answer in OPERATORS:
         setattr(getattr(torch.ops, space), name, lambda *_, answer=answer: answer)
 
