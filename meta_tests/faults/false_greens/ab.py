@@ -225,7 +225,7 @@ class _Seen(SideWatch):
 
 @in_two_steps
 def _logs(kit: Kit, lines: str) -> Outcome:
-    """Compare two sides, while the log of side B gets these lines between its two readings."""
+    """Compare two sides; between two readings of side B's log, append these lines to the log."""
     log = kit.tmp_path / f"b-{len(lines)}.log"
     decided = []
     log.write_text(f"{_ILLEGAL}\n")  # a line from an earlier time

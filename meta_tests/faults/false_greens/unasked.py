@@ -1,4 +1,4 @@
-"""Item 17: a build that lost an ability which a check needs, so that the check is NOT_RUN."""
+"""Item 17: a build that lost a capability which a check needs, so that the check is NOT_RUN."""
 
 import contextlib
 import itertools

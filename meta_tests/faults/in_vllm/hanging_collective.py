@@ -1,4 +1,4 @@
-"""Make rank 1 enter no collective operation any more, once a file exists.
+"""Keep rank 1 from entering collective operations as soon as a file exists.
 
 This module runs in vLLM's workers on a CPU.
 
