@@ -39,7 +39,6 @@ COMPILED = (
     "cover this shape/config.\n"
 )
 
-
 DEFAULTS = tomllib.loads((DATA / "pace.toml").read_text("utf-8"))
 TRAPS: dict[str, dict[str, Any]] = tomllib.loads((DATA / "traps.toml").read_text("utf-8"))
 
@@ -119,13 +118,14 @@ class TimedServer(VllmPages):
     async def tokenize(self, request: web.Request) -> web.Response:
         """Return the tokens of a text, in which each word is a token."""
         body = await self.of_tokens(request)
-        text = body.get("prompt") or " ".join(m["content"] for m in body.get("messages", []))
-        ids, context = ids_of(text), self.pace.context
-        return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": context})
+        text = body.get(self.pace.text_field)
+        text = text or " ".join(message["content"] for message in body.get("messages", []))
+        ids = ids_of(text)
+        return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": self.context})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await self.of_tokens(request)
-        return web.json_response({"prompt": self.text_of(body["tokens"])})
+        return web.json_response({self.pace.text_field: self.text_of(body["tokens"])})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         pace = self.pace

@@ -128,12 +128,22 @@ class Prompts:
                     cut = [*ids[:_HEAD], *ids[_HEAD - tokens :]]
                     body = {"model": self.endpoint.served_name, "tokens": cut}
                     answer = http.post("/detokenize", json=body).raise_for_status()
-                    text = str(answer.json()["prompt"])
+                    answered = answer.json()  # llama-server: "content"
+                    text = str(answered["prompt" if "prompt" in answered else "content"])
         raise Sm121Error(f"no text has exactly {tokens} tokens according to /tokenize")
 
     def _tokenize(self, http: httpx.Client, text: str) -> list[int]:
+        """Return the tokens of a text. vLLM and SGLang read ``prompt``, llama-server ``content``.
+
+        llama-server answers a request without ``content`` with an empty list (llama.cpp,
+        tools/server/README.md, "POST /tokenize").
+        """
         body = {"model": self.endpoint.served_name, "prompt": text, "add_special_tokens": False}
-        return list(http.post("/tokenize", json=body).raise_for_status().json()["tokens"])
+        tokens = http.post("/tokenize", json=body).raise_for_status().json()["tokens"]
+        if not tokens and text:
+            body = {"content": text, "add_special": False}
+            tokens = http.post("/tokenize", json=body).raise_for_status().json()["tokens"]
+        return list(tokens)
 
     def can_tokenize(self) -> bool:
         """Return whether the server has a working /tokenize."""
