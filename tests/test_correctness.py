@@ -129,7 +129,7 @@ def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, remark
 @pytest.mark.ability("oracle")
 @pytest.mark.parametrize("mistake", oracle_texts.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
-    """The log-probabilities show no known fault, even if its effect is below BF16 rounding."""
+    """The log-probabilities show no known small fault whose effect is below BF16 rounding."""
     log_probabilities.mistake_is_absent(asker, reference, mistake)
 
 

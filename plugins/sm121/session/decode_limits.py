@@ -25,11 +25,12 @@ _OTHER_LAYERS = 0.1
 def limits_of(profile: Profile, prompt: int | None) -> Limits:
     """Return the time limits of a decode after a prompt.
 
-    The limits are the profile's gates. If the profile has no gate, the limits of the SM121 testing
-    guide apply.
+    Each limit is a gate of the profile if it has one, otherwise the limit of the SM121 testing
+    guide (`docs/from-the-plan.md`).
 
-    The gate ``tpot_p50`` and the limit of the SM121 testing guide (`docs/from-the-plan.md`) are for
-    the profile's own prompt. After a longer prompt, the gate on the rate at the next depth applies.
+    The gate ``tpot_p50`` and the guide's time of a token are for a prompt of the profile's own
+    length. After a longer prompt, the gate on the rate at the next depth applies. If no gate on a
+    rate is that deep, the time of a token has no limit, and `Limits.source` gives the reason.
 
     Args:
         profile: The profile. If it is resolved for a configuration (`Profile.judging`), the
