@@ -272,9 +272,10 @@ def _listed(position: Position) -> dict[str, float]:
 
 
 def _gap(mine: Position, other: Position) -> float:
-    """Return how much each run prefers its own token to the other run's, as the larger value.
+    """Return how strongly the runs prefer different tokens, in nats.
 
-    The values are differences of log-probabilities, in nats.
+    The preference of a run is the log-probability of its own token minus that of the other run's
+    token. The larger one of the two preferences is returned.
     """
     mine_by_other = other.top.get(mine.token)
     other_by_mine = mine.top.get(other.token)

@@ -73,7 +73,7 @@ def likeliest(top: Top) -> str:
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return the log of how much likelier a token is at another temperature than at the sent one.
+    """Return log(p / q) of a token: p at another temperature, q at the requested temperature.
 
     Args:
         top: The listed tokens.
@@ -139,11 +139,13 @@ class _Bounds(NamedTuple):
 
 
 def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) -> _Bounds:
-    """Return bounds of how far a token is beyond the cut: below 1, the token is kept.
+    """Return bounds of a ratio that is below 1 if the truncation keeps a token.
 
-    The value is the rank of the token, or the probability of all likelier tokens, divided by the
-    threshold. The high bound assumes that all equally likely tokens rank before the token, and the
-    low bound that none does.
+    For ``top_k``, the ratio is the rank of the token divided by the parameter's value. For
+    ``top_p``, it is the probability of all likelier tokens divided by the value. For ``min_p``, it
+    is the threshold divided by the token's probability. The order of equally likely tokens is
+    unknown: the high bound assumes that all of them rank before the token, and the low bound that
+    none does.
     """
     if cut == "min_p":
         ratio = value * math.exp(highest - log)

@@ -82,7 +82,7 @@ class Pattern:
         return self._product(changes) / self.size
 
     def noise(self) -> float:
-        """Return the standard deviation of the share that rounding alone causes.
+        """Return the standard deviation of the fitted share if the only error is rounding.
 
         The result is infinite if the mistake changes nothing, and 0 if the engine does not round.
         """

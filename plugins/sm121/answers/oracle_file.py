@@ -125,7 +125,9 @@ def load(path: Path) -> OracleFile:
 
 
 def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
-    """Return the shipped file for the canary in BF16, which would take a minute to compute.
+    """Return the oracle's file that ships with the suite for the canary in BF16.
+
+    The file ships with the suite because computing it takes a minute.
 
     Args:
         checkpoint: The checkpoint.
