@@ -261,8 +261,8 @@ def answer_is_to_the_chat(
 
     If the engine returns and accepts token ids, the tokens and log-probabilities of the answer are
     compared with those of the answer to a completion request for harmony's rendering. Otherwise,
-    `TELLING` has a changed version of the chat. Its answer must differ more from the first answer
-    than the answer to a repetition of the request does.
+    three requests are sent: the chat, the same chat again, and the chat with a changed message
+    (`TELLING`). The third answer must differ more from the first answer than the second one does.
 
     Args:
         api: The API of the server.

@@ -1,4 +1,4 @@
-"""Choose values of ``top_p``, ``top_k`` and ``min_p`` to check, and texts to sample after."""
+"""Choose which values of ``top_p``, ``top_k`` and ``min_p`` to check, and after which texts."""
 
 import math
 import random

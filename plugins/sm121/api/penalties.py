@@ -28,7 +28,7 @@ _MARGIN = 1
 
 
 class PenaltyComparison(NamedTuple):
-    """How often the penalised token was drawn, for one remainder of the penalty."""
+    """How often the penalised token was drawn, if the bias leaves one fraction of the penalty."""
 
     about: str
     tally: Tally
@@ -97,8 +97,10 @@ class Penalties:
     def compare_divided(self, value: float, *, generated: bool) -> Iterator[PenaltyComparison]:
         """Compare a penalised token with a token that is neither in the prompt nor in the answer.
 
-        A repetition penalty divides the logit, which servers do not return. Therefore the bias that
-        compensates for the penalty is measured for one bias of the token, and computed for another.
+        A repetition penalty divides the logit, which servers do not return. Therefore the bias of
+        the other token that compensates for the penalty is measured while the penalised token has
+        the bias `LOW`. From this, the compensating bias is computed for the bias `HIGH`, with which
+        the samples are drawn.
 
         Args:
             value: The repetition penalty.
@@ -142,9 +144,11 @@ class Penalties:
     def _find_pair(
         self, penalties: list[float], *, token_in_prompt: bool, other_in_prompt: bool
     ) -> Pair:
-        """Find two tokens of which the first one is certainly generated first if both have a bias.
+        """Find a text and two tokens for a comparison.
 
-        `penalties` are the penalties of the first token at the positions of an answer.
+        With a bias on both tokens, the penalised token must be generated at every position except
+        the last one, where both tokens are possible. `penalties` are the penalties of this token
+        at the positions of an answer.
         """
         tops = self.source.tops
         prompts = self.source.prompts
@@ -179,7 +183,11 @@ def _tokens(sample: tuple[Position, ...]) -> set[str]:
 
 
 def _is_sure(answer: tuple[Position, ...], other: str, penalties: list[float]) -> bool:
-    """Return whether an answer's token is likelier than another at all positions but the last."""
+    """Return whether two tokens can compete at the last position without competing before it.
+
+    This is true if a bias that makes both tokens equally likely at the last position leaves the
+    answer's token much likelier at all earlier positions.
+    """
     margins = []
     for position, penalty in zip(answer, penalties, strict=True):
         of_other = position.top.get(other, min(position.top.values()))
@@ -190,7 +198,10 @@ def _is_sure(answer: tuple[Position, ...], other: str, penalties: list[float]) -
 def _count_subtracted(
     tally: Tally, sample: tuple[Position, ...], pair: Pair, bias: dict[str, float], penalty: float
 ) -> None:
-    """Add a sample to a tally if its tokens before the last one are the penalised token."""
+    """Add the last token of a sample to a tally.
+
+    A sample is left out if one of its earlier tokens is not the penalised token.
+    """
     *before, last = sample
     reported = {**pair.top, **last.top, last.token: last.log_probability}
     logits = {token: reported[token] + bias[token] for token in bias}

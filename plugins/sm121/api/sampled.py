@@ -269,7 +269,10 @@ class Sampler:
         return SampleCase([text] * _FAR, {"temperature": temperature}, compare)
 
     def _far_top_p(self, top_p: float) -> SampleCase | None:
-        """Return the case for ``top_p``, after the text where it removes most; None without one."""
+        """Return the case for ``top_p``, with the text after which it removes the most probability.
+
+        Return None if ``top_p`` removes no token after any of the texts.
+        """
         rule: Rule = functools.partial(expected_samples.remaining, cut="top_p", value=top_p)
         beyond = {}
         for text, top in self.source.tops.items():
