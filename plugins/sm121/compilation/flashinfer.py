@@ -28,7 +28,10 @@ _REQUEST_S = 120.0
 
 
 class Resolution(data_file.DataTable):
-    """The required targets, or the required error, for one value of FLASHINFER_CUDA_ARCH_LIST."""
+    """What FlashInfer must do with one value of FLASHINFER_CUDA_ARCH_LIST.
+
+    It must either compile for the listed architectures, or fail with the listed error.
+    """
 
     arch_list: str
     #: The names of machine code, for example ``121a``.
