@@ -308,7 +308,11 @@ def alike(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
 def _has_no_new(
     earlier: Sequence[Fact], later: Sequence[Fact], same: Callable[[Fact, Fact], bool]
 ) -> bool:
-    """Return whether each later fact has an earlier one of its identity that is ``same``."""
+    """Return whether the later facts contain no new failure.
+
+    Each later fact must have the `identity` of an earlier fact, and ``same`` must return true for
+    the two facts.
+    """
     # A failure that consists of an exception of another library has only the text of the exception.
     is_foreign = not all(fact.required for fact in (*earlier, *later))
     if is_foreign and facts_text(earlier) == facts_text(later):
