@@ -120,7 +120,7 @@ class AttachedLife:
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
         """Return whether the server lives.
 
-        After a death, return this death until `account` is called.
+        Once the server has died, each call returns the same `Dead` until `account` is called.
 
         Args:
             asked_within_s: No request is sent if the server answered within this many seconds.
@@ -175,7 +175,10 @@ class AttachedLife:
         )
 
     def _change(self, was_silent: bool) -> str | None:
-        """Return proof that another process now answers, or None; store the current `Signs`."""
+        """Compare the server's current `Signs` with the stored ones, and store the current ones.
+
+        Return the evidence that another process now answers; None if there is none.
+        """
         before = self._last
         size = self._log_size()
         now = self._reader.read() if self._is_bound else self._reader.read_all()

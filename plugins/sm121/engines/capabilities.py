@@ -386,8 +386,8 @@ def capabilities_of(
     Args:
         engine: The name of the engine.
         version: The version that the engine reports.
-        identity: The release or build (`builds.identity`), if more evidence than the version shows
-            it.
+        identity: The release or build (`builds.identity`), if it is known from other evidence than
+            the version, for example from the log.
         offers: The paths and schema fields in the server's /openapi.json (`offered`); None if it
             was not requested.
         drafts: Whether the server uses speculative decoding.

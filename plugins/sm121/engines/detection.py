@@ -37,8 +37,8 @@ def detect(
         server: The server.
         named: The name of the server's engine. If None, the engine is recognised by the server's
             answers.
-        identity: The release or build (`builds.identity`), if more evidence than the version shows
-            it.
+        identity: The release or build (`builds.identity`), if it is known from other evidence than
+            the version, for example from the log.
 
     Raises:
         UsageError: The suite has no file of the named engine.

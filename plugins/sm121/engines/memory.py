@@ -52,7 +52,7 @@ class Returned:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing or unproven."""
+        """Whether all memory was freed: no memory is missing, and no memory may be missing."""
         return not (self.missing_bytes or self.unproven_bytes)
 
     def with_other(self, other: "Returned", name: str) -> "Returned":

@@ -31,8 +31,8 @@ class RequestRule(DataTable):
     accepts: dict[str, str] = Field(default={})
     """For each requested value, a pattern for resolved values that satisfy it, ignoring case."""
     otherwise: str | None = "{value}"
-    """The pattern for values that `accepts` does not list. If null, such values are not
-    compared."""
+    """The pattern of resolved values for a requested value that `accepts` does not list.
+    ``{value}`` stands for the requested value. If null, such requests are not compared."""
     denied_by: tuple[str, ...] = ()
     """Ids of fallbacks in the log that contradict the request. They are needed if the resolved
     value is not precise enough to contradict a request."""

@@ -312,7 +312,7 @@ def _judge(
 
 
 def _early_outcome(rule: RequestRule, value: str, path: KernelPath) -> _Outcome | None:
-    """Return the result that does not depend on the resolved value, or None."""
+    """Return the result of a request if it does not depend on the resolved value, else None."""
     for name in rule.denied_by:
         if name in path.fallbacks:
             line = path.evidence.get(f"fallbacks.{name}", name)

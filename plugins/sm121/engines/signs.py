@@ -68,7 +68,7 @@ class Signs:
         return None
 
     def after(self, earlier: "Signs") -> "Signs":
-        """Return these signs, completed by the values of an earlier reading.
+        """Return an earlier reading, updated with the processes, start and counters of this one.
 
         Args:
             earlier: The earlier reading. All of its `words` are kept.

