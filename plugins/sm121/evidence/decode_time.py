@@ -66,7 +66,8 @@ class DecodeTime(Record):
     busy_ms: float | None
     """Milliseconds of a step in which a kernel ran."""
     overlap: float | None
-    """The fraction by which the sum of all kernels' times exceeds the time with any kernel."""
+    """How much kernels overlap: the sum of all kernels' times divided by the time in which at
+    least one kernel ran, minus 1."""
     host_share: float | None
     """The share of a step in which no kernel ran; null if it is unknown. If ``clock`` is
     ``profiler``, the share includes the cost of the profiler."""
@@ -82,7 +83,7 @@ class DecodeTime(Record):
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The sum of a row's kernels."""
+    """The number of calls and the total time of all kernels of one row."""
 
     calls: int
     seconds: float

@@ -39,8 +39,8 @@ class FailureSignature(signatures.LinePattern):
     """Lines directly after this one that match this pattern are appended to the summary."""
     cut: tuple[str, ...] = ()
     """Texts that identify the failure in a line that a terminal has truncated. The truncated line
-    ends within one of them or directly behind it. A ``|`` follows the part that must still be
-    there."""
+    ends within one of them or directly behind it. The part of the text before a ``|`` must be
+    complete in the truncated line."""
     owner: str
     remedy: str | None = None
 

@@ -162,7 +162,7 @@ def _seconds(stamp: re.Match[str]) -> float:
 
 
 def _later(text: str, monotonic_s: float) -> list[str]:
-    """Return the last `_MOST_LINES` lines since a point in time, and earlier important lines."""
+    """Return the lines since a point in time: the important ones, and the last `_MOST_LINES`."""
     lines: list[str] = []
     is_later = False
     for line in text.splitlines():

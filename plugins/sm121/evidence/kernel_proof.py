@@ -48,9 +48,9 @@ def with_kernels(path: KernelPath, profile: KernelProfile, layers: int | None) -
 def _keep_logged(
     path: KernelPath, field: str, logged: Sequence[str], proven: Sequence[str]
 ) -> None:
-    """Store the log's values in the field ``also`` if the kernels do not prove them all.
+    """Store the values from the log in ``also`` if the kernels do not prove all of them.
 
-    A log that shows only some of the layers that the kernels prove does not contradict them.
+    If the log shows only some of the layers that the kernels prove, this is no contradiction.
     """
     if set(logged) <= set(proven):
         return
@@ -149,7 +149,7 @@ def _calls_a_token(
 
 
 def _is_of_one_backend(row: KernelTime) -> bool:
-    """Return whether a kernel computes attention and is run by only one backend."""
+    """Return whether a kernel computes attention, and only one backend runs this kernel."""
     entry = entry_of(row.name)
     return row.part == "attention" and entry is not None and bool(entry.backend)
 

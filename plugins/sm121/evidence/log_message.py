@@ -410,7 +410,10 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
 
 
 def _first_gap(text: str, places: range) -> int:
-    """Return the first place that is not within a word; if there is none, the first place."""
+    """Return the first index at which the text can be cut without splitting a word.
+
+    If every index is within a word, return the first one.
+    """
     for place in places:
         if not _is_in_word(text, place):
             return place

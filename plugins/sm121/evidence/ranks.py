@@ -223,7 +223,10 @@ def _arguments(path: KernelPath) -> Mapping[str, Any]:
 def _unaccepted_fallbacks(
     ranks: Sequence[RankPath], required: KernelPathRequirement
 ) -> Iterator[Contradiction]:
-    """Yield unaccepted fallbacks that the first rank does not have. It is judged elsewhere."""
+    """Yield the unaccepted fallbacks of each rank that the first rank does not have.
+
+    `sm121.evidence.requirement` judges the fallbacks of the first rank.
+    """
     for rank in ranks:
         for name in rank.path.fallbacks:
             if name not in (*ranks[0].path.fallbacks, *required.accepted_fallbacks):

@@ -135,7 +135,7 @@ def _wrong_values(required: KernelPathRequirement, path: KernelPath) -> Iterator
 
 
 def _wrong_others(required: KernelPathRequirement, path: KernelPath) -> Iterator[Contradiction]:
-    """Compare the further values of a field (``also``) with the required ones."""
+    """Yield a contradiction for each additional value (``also``) that is not accepted."""
     for name, others in path.also.items():
         accepted = accepted_values(required, name) or ()
         for value in others:

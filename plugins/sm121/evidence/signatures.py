@@ -112,7 +112,8 @@ class Signature(LinePattern):
     mapping_only: bool = False
     """If true, a captured text that is not in `mapping` proves nothing."""
     transform: Literal["enum"] | None = None
-    """``enum``: upper case, with underscores in place of blanks, like vLLM's enumerations."""
+    """``enum`` converts the captured text to the form of vLLM's enumerations: upper case, with
+    underscores in place of blanks and hyphens."""
     strength: int = Field(default=5, ge=1, le=9)
     """How strong the proof is. If lines prove several values, the strongest one counts. 1 is an
     inference, 5 a plain statement."""
