@@ -85,7 +85,7 @@ def store(config: pytest.Config, entry: dict[str, Any], samples: Sequence[float]
 
 
 def duration(sample: float, unit: str, higher_is_better: bool) -> float:
-    """Return the seconds as which pytest-benchmark stores a sample. A shorter duration is better.
+    """Convert a sample to the duration in seconds that pytest-benchmark stores for it.
 
     A rate is stored as its inverse in seconds, so that ``pytest-benchmark compare`` shows the rate
     as OPS.
