@@ -319,9 +319,8 @@ class Profile(DataTable):
 
         Args:
             configuration: The name; if the profile lacks it, ``[kernel_path]`` applies.
-            requested: The fields whose values were chosen by the user who started the server. For
-                these fields, the configuration's requirements apply, but not those in
-                ``[kernel_path]``.
+            requested: Fields whose values the user who started the server chose. For these, only
+                the configuration's requirements apply, not those in ``[kernel_path]``.
         """
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
         row = {**self.lacking, **self.configurations}.get(configuration)
@@ -331,10 +330,7 @@ class Profile(DataTable):
 
     @property
     def asks(self) -> str | None:
-        """The question that the gates of the chosen configuration answer, in words.
-
-        None if the gates in ``[performance]`` apply.
-        """
+        """The question that the configuration's gates decide; None if the profile's gates apply."""
         rates = [gate for gate in self.performance.gates if gate.minimum is not None]
         if self.question is None or not rates:
             return None
