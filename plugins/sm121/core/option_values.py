@@ -16,6 +16,10 @@ PATH = Value(lambda _name, text: Path(text))
 _DIGITS = 18
 #: How many characters of a wrong value a message shows.
 _SHOWN = 40
+#: How many characters of a path that cannot be read a message shows.
+_SHOWN_PATH = 160
+#: A wrong value of every kind: longer than the name of a file may be, and no number.
+_LONG = "x" * 5000
 
 
 def checked_by(read: Callable[[str], _T], *, wrong: tuple[str, ...]) -> Value[_T]:
@@ -39,11 +43,11 @@ def whole_number(most: int | None = None, counted: str = "") -> Value[int]:
 
     def read(name: str, text: str) -> int:
         if not text.isdecimal() or _number(text) < 1:
-            raise UsageError(f"{name} {text}: expected a number, 1 or more")
+            raise UsageError(f"{name} {_shown(text)}: expected a number, 1 or more")
         _refuse_above(name, text, _number(text), most, counted)
         return _number(text)
 
-    return Value(read, ("0", "-1", "x", "1.5", "3,6", *_too_large(most)))
+    return Value(read, ("0", "-1", "x", "1.5", "3,6", _LONG, *_too_large(most)))
 
 
 def numbers(
@@ -62,14 +66,15 @@ def numbers(
         parts = text.split(",")
         if not all(part.strip().isdecimal() and _number(part) >= least for part in parts):
             raise UsageError(
-                f"{name} {text}: expected numbers of at least {least}, as in {name} {example}"
+                f"{name} {_shown(text)}: expected numbers of at least {least}, as in "
+                f"{name} {example}"
             )
         values = tuple(dict.fromkeys(_number(part) for part in parts))
         _refuse_above(name, text, max(values), most, counted)
         return values
 
     below = str(least - 1)
-    return Value(read, (below, f"{example},{below}", "x", "4;8", "4,", *_too_large(most)))
+    return Value(read, (below, f"{example},{below}", "x", "4;8", "4,", _LONG, *_too_large(most)))
 
 
 def _too_large(most: int | None) -> tuple[str, ...]:
@@ -84,11 +89,17 @@ def _number(text: str) -> int:
 
 def _refuse_above(name: str, text: str, value: int, most: int | None, counted: str) -> None:
     """Raise UsageError if a number is above the bound of its option."""
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     if most is not None and value > most:
-        raise UsageError(f"{name} {shown}: expected at most {most} {counted}")
+        raise UsageError(f"{name} {_shown(text)}: expected at most {most} {counted}")
     if any(len(part.strip()) > _DIGITS for part in text.split(",")):
-        raise UsageError(f"{name} {shown}: expected numbers of at most {_DIGITS} digits")
+        raise UsageError(f"{name} {_shown(text)}: expected numbers of at most {_DIGITS} digits")
+
+
+def _shown(text: str) -> str:
+    """Return a wrong number as a message shows it: only its beginning if it is long."""
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}..."
 
 
 def one_of(choices: Sequence[str]) -> Value[str]:
@@ -140,11 +151,28 @@ def path_that(holds: Callable[[Path], bool], expected: str) -> Value[Path]:
     """
 
     def read(name: str, text: str) -> Path:
-        if not holds(Path(text)):
+        path = Path(text)
+        if not _checked(name, path, holds):
             raise UsageError(f"{name} {text}: expected {expected}")
-        return Path(text).absolute()
+        return path.absolute()
 
-    return Value(read, ("no-such-folder/no-such-file",))
+    return Value(read, ("no-such-folder/no-such-file", _LONG))
+
+
+def _checked(name: str, path: Path, holds: Callable[[Path], bool]) -> bool:
+    """Return whether a path of an option fulfils a condition.
+
+    Raises:
+        UsageError: The system cannot read the path: its name is too long, or a folder of it is
+            closed to this user.
+    """
+    try:
+        return holds(path)
+    except OSError as error:
+        raise UsageError(
+            f"{name} {str(path)[:_SHOWN_PATH]}: expected a path that can be read, got "
+            f"{error.strerror!r}"
+        ) from error
 
 
 def existing_file(how: str) -> Value[Path]:
@@ -167,11 +195,11 @@ def _can_be_written(file: Path) -> bool:
 
 def interpreter() -> Value[Path]:
     """Return the kind of a Python interpreter, named by its path or by its name on the PATH."""
-    return Value(_interpreter, ("no-such-python",))
+    return Value(_interpreter, ("no-such-python", _LONG))
 
 
 def _interpreter(name: str, text: str) -> Path:
     found = Path(shutil.which(text) or text)
-    if not found.is_file():
+    if not _checked(name, found, Path.is_file):
         raise UsageError(f"{name} {text}: expected a Python, by its path or its name on the PATH")
     return found.absolute()
