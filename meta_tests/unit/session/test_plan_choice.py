@@ -189,23 +189,23 @@ def test_a_plan_refuses_what_a_run_refuses(run_pytest, option, why):
 @pytest.mark.parametrize(
     ("arch", "exam", "plan", "line"),
     [
-        ("sm121", "gpt-oss-120b", "quick", "not asked in plan quick; --plan full asks it"),
+        ("sm121", "gpt-oss-120b", "quick", "are not in plan quick; --plan full has them"),
         ("sm121", "gpt-oss-120b", FULL, None),
         ("sm121", "canary", "quick", None),
-        ("cpu", "gpt-oss-120b", "quick", "plan quick; profile cpu-tiny-gpt-oss leaves it out"),
+        ("cpu", "gpt-oss-120b", "quick", "plan quick; profile cpu-tiny-gpt-oss leaves them out"),
     ],
 )
 def test_a_section_of_a_given_exam_that_the_plan_leaves_out_is_named(
     run_pytest, fault_server, arch, exam, plan, line
 ):
-    """Head and end of a run name the section of a given exam that its plan does not ask."""
+    """Head and end of a run name the questions of a given exam that its plan leaves out."""
     modules = ["test_long_documents_are_read", "test_facts_are_known"]
     _, run = run_pytest(
         "--arch", arch, *fault_server().options, "--served-model-name", "canary", "--plan", plan,
         f"--exam={ROOT / 'fixtures' / 'exams' / exam}.jsonl",
         *(f"tests/test_correctness.py::{name}" for name in modules),
     )  # fmt: skip
-    lines = [each for each in run.output.splitlines() if "section document is " in each]
+    lines = [each for each in run.output.splitlines() if "questions about a document" in each]
     assert len(lines) == (2 if line else 0), run.output
     assert all(line in each for each in lines), run.output
 

@@ -134,10 +134,10 @@ def _note_section_left_out(config: pytest.Config, target: Target) -> None:
     correctness = target.profile.correctness
     if _OF_DOCUMENTS not in left or exam.load(correctness.exam).document is None:
         return
-    remedy = f"--plan {FULL} asks it"
+    remedy = f"--plan {FULL} has them"
     reason = correctness.cannot.get("long_document")
     if reason is not None:
-        remedy = f"profile {target.profile.name} leaves it out in each plan: {reason}"
+        remedy = f"profile {target.profile.name} leaves them out in each plan: {reason}"
     plan = config.stash[SETTINGS].plan
-    line = f"--exam {given}: section document is not asked in plan {plan}; {remedy}"
+    line = f"--exam {given}: the questions about a document are not in plan {plan}; {remedy}"
     config.stash.setdefault(selection.LEFT_OUT, []).append(line)
