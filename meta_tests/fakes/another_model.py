@@ -28,7 +28,7 @@ CAPITALS = {
     "Peru": "Lima",
     "Norway": "Oslo",
 }
-#: A fact about which the third answer is wrong.
+#: The country whose capital the server no longer knows when a prompt is sent for the third time.
 FORGOTTEN = "Peru"
 
 

@@ -2,8 +2,9 @@
 
     building_process.py FOLDER bf16|fp8 suite|flashinfer|xqa
 
-The sink wrapper has its name from before FlashInfer 0.7.4, which does not contain the type of the
-cache. ``suite`` builds the wrapper as the kernel level does, ``flashinfer`` as an engine does, and
+The sink wrapper is built under the module name that FlashInfer used before 0.7.4. That older name
+does not contain the dtype of the KV cache. ``suite`` builds the wrapper as the kernel level does,
+``flashinfer`` as an engine does, and
 ``xqa`` builds XQA as the provider's call does. The library is not loaded. Several processes build
 at the same time: each waits until the number of processes in the file FOLDER/expected is ready.
 """

@@ -165,7 +165,7 @@ class Bench:
     @classmethod
     @contextlib.contextmanager
     def at(cls, url: str, key: str, *arguments: Any) -> Iterator[Bench]:
-        """Return a bench in front of a running server."""
+        """Start the two proxies in front of a running server; stop them at the end."""
         limits = httpx.Limits(max_connections=None)
         with (
             httpx.Client(timeout=300.0, trust_env=False, limits=limits) as http,

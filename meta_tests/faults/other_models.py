@@ -92,7 +92,7 @@ def dropped_stop(checkpoint: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     text = _NEVER[config["model_type"]]
     tokens = json.loads((checkpoint / "tokenizer.json").read_text("utf-8"))["added_tokens"]
-    # A text that has no id would become a token beyond the model's vocabulary.
+    # The text must already have an id: a new token would get an id beyond the model's vocabulary.
     (number,) = (token["id"] for token in tokens if token["content"] == text)
     for name in ("generation_config.json", "config.json"):
         _edit(checkpoint / name, eos_token_id=number)

@@ -109,7 +109,7 @@ def test_each_broken_rule_of_completions_is_noticed(changes, fault):
         pytest.param(({}, {}), "ids that are not unique", id="one id twice"),
         pytest.param(
             ({"function": {"name": "rm", "arguments": "{}"}},),
-            "a call of 'rm'",
+            "a call of the tool 'rm'",
             id="a function that was not offered",
         ),
         pytest.param(

@@ -182,8 +182,8 @@ def test_routing_of_four_logits_by_hand():
 def test_one_expert_by_hand():
     """One expert is computed by hand.
 
-    The gate of 8 is clamped to 7, and the up value of -9 to -7. Down is 0.5, its bias 1, the share
-    0.25."""
+    The gate value 8 is clamped to 7, and the up value -9 to -7. The down-projection has the weight
+    0.5 and the bias 1. The router's weight of the expert is 0.25."""
     up = np.zeros((1, 64, 16), np.uint8)
     up[0, :2, 0] = 4  # E2M1 of 2
     down = np.zeros((1, 32, 16), np.uint8)

@@ -327,7 +327,8 @@ def test_unreadable_or_too_many_records_are_reported(tmp_path, monkeypatch):
     assert [path.which for path in cell.paths] == ["only"] and cell.paths[0].gaps == ()
     monkeypatch.setattr(timelines, "_MOST_BYTES", 20)
     assert (
-        timelines.read_cells(tmp_path).left_out[-1] == "records/d2-c1.jsonl: more than a page shows"
+        timelines.read_cells(tmp_path).left_out[-1]
+        == "records/d2-c1.jsonl is not shown: the page's limit of cells or bytes is reached"
     )
     assert timelines.read_cells(tmp_path / "none") == ([], [])
 

@@ -134,7 +134,8 @@ def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
         function = call.get("function") or {}
         name = function.get("name")
         if offered and name not in offered:
-            errors.append(f"a call of {name!r}, offered: {sorted(map(str, offered))}")
+            tools = sorted(map(str, offered))
+            errors.append(f"a call of the tool {name!r}, which is not one of the offered {tools}")
         errors += arguments(function.get("arguments"))
         errors += _no_special(function.get("arguments"), "arguments")
     return errors

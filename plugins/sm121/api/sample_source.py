@@ -192,7 +192,7 @@ class SampleSource:
         return 20 if self.api.capabilities.can("top_logprobs_20") else 5
 
     def require_none(self, facts: list[Fact]) -> None:
-        """Raise `Unmet` if there are facts, with the seed as evidence."""
+        """Raise `Unmet` if a requirement failed, with the seed as evidence."""
         risk = f"{expected_samples.FALSE_ALARMS:g} is the probability of a false alarm in a run"
         require_none(facts, f"seed {self.seed}; {risk}")
 

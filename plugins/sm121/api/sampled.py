@@ -1,8 +1,8 @@
 """Compare sampled completions with the log-probabilities that the server reports.
 
 Each parameter is checked with a middle value, and with a value that each run draws anew. For each
-value, the samples follow the text after which the fewest samples are needed. The number of samples
-is sufficient to detect a value that is off by a tenth.
+value, the samples follow the text for which the fewest samples are sufficient. Their number is
+sufficient to detect a value that is off by a tenth.
 """
 
 import functools
@@ -229,8 +229,9 @@ class Sampler:
     def far(self) -> dict[str, SampleCase]:
         """Return requests whose samples show, even if they are few, that a parameter is ignored.
 
-        The parameters are a temperature and a `top_p` that are far from 1, each after the text that
-        needs the fewest samples, and a seed, with which most samples must be repeated. A case that
+        The parameters are a temperature, a `top_p` and a seed. The temperature and the `top_p` are
+        far from 1, and each is used with the text for which the fewest samples are sufficient. With
+        the seed, most samples must be equal to earlier samples with the same seed. A case that
         already fails without other load is left out, because the check of its parameter reports the
         failure.
 

@@ -365,7 +365,10 @@ def _entry_name(entry: Any) -> str | None:
 
 
 def _item_type(model: Any, part: int | str) -> Any:
-    """Return the model of a model's field, or of the items of that field; None if it has none."""
+    """Return the pydantic class of a model's field, or of the items of that field.
+
+    Return None if the field contains no pydantic model.
+    """
     fields = getattr(model, "model_fields", None)
     annotation = fields[part].annotation if fields and part in fields else model
     while not hasattr(annotation, "model_fields"):

@@ -236,14 +236,14 @@ def require(
 
 
 def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
-    """Check that there are no facts.
+    """Check that no requirement failed.
 
     Args:
         facts: The failed requirements.
-        evidence: Additional evidence, for all facts.
+        evidence: Additional evidence, for all failed requirements.
 
     Raises:
-        Unmet: There are facts.
+        Unmet: A requirement failed.
     """
     if facts:
         raise Unmet(*noted(facts, f"{evidence}"))

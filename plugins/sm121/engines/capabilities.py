@@ -58,7 +58,7 @@ class Capability(DataTable):
     @model_validator(mode="after")
     def _says_why(self) -> "Capability":
         if not self.can and not self.reason:
-            raise ValueError("expected a reason, because can is false")
+            raise ValueError("expected a reason, because `can` is false")
         if self.can and self.versions and self.shown_by is None:
             raise ValueError(
                 "expected shown_by together with versions: the parser option or "

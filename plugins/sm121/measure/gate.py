@@ -206,7 +206,7 @@ def decide(
 
 
 def over_time(rates: Sequence[float]) -> float:
-    """Return the harmonic mean of rates: all tokens over the time of equally long rounds.
+    """Return the harmonic mean: all tokens / the whole time, for rounds of equal token counts.
 
     Args:
         rates: The rates of the rounds. If one of them is 0, the result is 0.

@@ -172,7 +172,10 @@ def _remedy_of_the_box(run: VerdictFile) -> str:
 
 
 def _more_rounds(run: VerdictFile) -> int | None:
-    """Return a number of rounds that may decide on an undecided rate; else None."""
+    """Return how many rounds may be enough for a verdict on an INCONCLUSIVE rate.
+
+    Return None if no rate is INCONCLUSIVE, or if more rounds would not help.
+    """
     bad = [test for test in findings.failures(run) if test.verdict is run.verdict]
     if run.verdict is not Verdict.INCONCLUSIVE or not bad:
         return None

@@ -93,7 +93,7 @@ def read_cells(directory: Path) -> RequestPaths:
         name = file.relative_to(directory).as_posix()
         room -= file.stat().st_size
         if room < 0 or len(cells) == _MOST_CELLS:
-            left_out.append(f"{name}: more than a page shows")
+            left_out.append(f"{name} is not shown: the page's limit of cells or bytes is reached")
             continue
         try:
             cell = _cell(file, depth, streams)
