@@ -63,7 +63,16 @@ class Continuations:
     _alone: dict[str, Completion] = field(default_factory=dict)
 
     def alone(self, prompt: Prompt) -> Completion:
-        """Return the answer to a prompt that is sent alone, bypassing the prefix cache."""
+        """Return the answer to a prompt that is sent alone, bypassing the prefix cache.
+
+        Args:
+            prompt: A prompt of the set. Its answer is requested once, and kept.
+
+        Raises:
+            NotRun: The server's context is too short, or its engine does not accept the request.
+            Refused: The server answered with an error.
+            Unmet: The answer is malformed.
+        """
         if prompt.name not in self._alone:
             self._alone[prompt.name] = self.asker.ask(self._request(prompt))
         return self._alone[prompt.name]

@@ -29,6 +29,9 @@ def plain(text: str) -> str:
 
     Markup, LaTeX commands, thin spaces and separators of digit groups are removed; superscript and
     subscript digits, upper case and line breaks are normalised.
+
+    Args:
+        text: The text, for example a model's answer.
     """
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     for _ in range(_LATEX_DEPTH):
@@ -39,7 +42,14 @@ def plain(text: str) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Parse an answer as JSON, with or without a code fence. Return None if it is not JSON."""
+    """Parse an answer as JSON.
+
+    Args:
+        text: The answer. A code fence around all of it is ignored.
+
+    Returns:
+        The JSON value; None if the text is not JSON.
+    """
     fenced = _FENCE.match(text)
     try:
         return json.loads(fenced[1] if fenced else text)

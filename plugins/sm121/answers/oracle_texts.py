@@ -37,7 +37,11 @@ def prompts() -> list[NamedPrompt]:
 
 
 def long_prompt(tokens: int = LONG_PROMPT_TOKENS) -> NamedPrompt:
-    """Return the longest fixed prompt, repeated up to a number of tokens."""
+    """Return the longest fixed prompt, repeated up to a number of tokens.
+
+    Args:
+        tokens: The number of tokens of the result. The last repetition is cut.
+    """
     longest = max(prompts(), key=lambda prompt: len(prompt.ids))
     repeated = longest.ids * (tokens // len(longest.ids) + 1)
     return NamedPrompt(f"{longest.name}, over and over", repeated[:tokens])

@@ -32,7 +32,11 @@ _ENOUGH_LIKELIHOODS = 4
 
 
 def junk(text: str) -> str | None:
-    """Detect `!!!!!!!!` or `????????`, which engines output if all logits are equal or NaN."""
+    """Detect `!!!!!!!!` or `????????`, which engines output if all logits are equal or NaN.
+
+    Args:
+        text: The text.
+    """
     for sign in _JUNK:
         if sign * _JUNK_RUN in text:
             return f"{_JUNK_RUN} times {sign!r} in a row"
@@ -40,7 +44,11 @@ def junk(text: str) -> str | None:
 
 
 def single_token_loop(tokens: Sequence[Hashable]) -> str | None:
-    """Detect many consecutive repetitions of one token."""
+    """Detect many consecutive repetitions of one token.
+
+    Args:
+        tokens: The tokens or the words of the text.
+    """
     for token, run in itertools.groupby(tokens):
         length = len(list(run))
         if length >= _TOKEN_RUN:
@@ -49,7 +57,11 @@ def single_token_loop(tokens: Sequence[Hashable]) -> str | None:
 
 
 def cycle(tokens: Sequence[Hashable]) -> str | None:
-    """Detect a repeated sequence of a few tokens at the end."""
+    """Detect a repeated sequence of a few tokens at the end.
+
+    Args:
+        tokens: The tokens or the words of the text.
+    """
     for period in range(2, _LONGEST_CYCLE + 1):
         end = tokens[-period * _CYCLE_REPEATS :]
         if len(end) == period * _CYCLE_REPEATS and end[period:] == end[:-period]:
@@ -58,7 +70,11 @@ def cycle(tokens: Sequence[Hashable]) -> str | None:
 
 
 def collapse(tokens: Sequence[Hashable]) -> str | None:
-    """Detect a text with few different tokens."""
+    """Detect a text with few different tokens.
+
+    Args:
+        tokens: The tokens or the words of the text. A text with few tokens is not judged.
+    """
     if len(tokens) < _ENOUGH:
         return None
     different = len(set(tokens))

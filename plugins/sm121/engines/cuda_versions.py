@@ -64,7 +64,14 @@ class CudaVersions:
     asked: bool = False
 
     def of_part(self, part: str) -> CudaVersion | None:
-        """Return the version of ``driver``, ``toolkit`` or ``cudnn``; None if it is not known."""
+        """Return the version of one part.
+
+        Args:
+            part: ``driver``, ``toolkit`` or ``cudnn``.
+
+        Returns:
+            The version; None if it is not known.
+        """
         version: CudaVersion | None = getattr(self, part)
         return version
 

@@ -76,7 +76,11 @@ def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
 
 
 def folder_in(scratch: Path) -> Path:
-    """Return the folder for stack traces in an engine's temporary folder."""
+    """Return the folder for stack traces in an engine's temporary folder.
+
+    Args:
+        scratch: The temporary folder.
+    """
     return scratch / "stacks"
 
 

@@ -117,7 +117,11 @@ class CellRecord(Record):
     isolating: bool = False
 
     def has(self, choice: Iterable[tuple[str, str]]) -> bool:
-        """Check whether the cell has these values, as (axis, value) pairs."""
+        """Check whether the cell has these values, as (axis, value) pairs.
+
+        Args:
+            choice: The pairs. The cell must have all of them; every cell has an empty choice.
+        """
         return all(self.values.get(axis) == value for axis, value in choice)
 
     @property
@@ -135,7 +139,15 @@ class CellRecord(Record):
 
 
 def worst(steps: Sequence[CellStep]) -> CellStep | None:
-    """Return the step with the worst outcome; None if all of them passed."""
+    """Return the step with the worst outcome.
+
+    Args:
+        steps: The checks of one cell.
+
+    Returns:
+        The first step with the worst outcome in the order of `CellOutcome`; None if all steps
+        passed.
+    """
     order = list(CellOutcome)
     broken = [step for step in steps if step.outcome is not CellOutcome.PASS]
     return min(broken, key=lambda step: order.index(step.outcome), default=None)

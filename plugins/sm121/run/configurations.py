@@ -41,7 +41,14 @@ class Configurations:
         self.node_facts = node_facts
 
     def managed(self, name: str) -> ServerConfiguration:
-        """Return a configuration that the suite starts; raise NotRun if the server is attached."""
+        """Return a configuration that the suite starts itself.
+
+        Args:
+            name: The configuration's name in the profile.
+
+        Raises:
+            NotRun: This machine cannot judge the target, or the server is attached.
+        """
         if self.target.obstacle is not None:
             raise NotRun(self.target.obstacle)
         if name not in self.by_name:
@@ -49,11 +56,34 @@ class Configurations:
         return self.by_name[name]
 
     def environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """Return the environment variables of a configuration's engine."""
+        """Return the environment of a configuration's engine.
+
+        Args:
+            configuration: The configuration. Its engine must be one that the suite can start.
+
+        Returns:
+            The whole environment of the engine's process, with an empty API key.
+
+        Raises:
+            UsageError: The suite cannot start this engine.
+        """
         return registry.engine(configuration.engine).environment(configuration, api_key="")
 
     def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """Return the variables that limit parallel compilers so that they fit in memory."""
+        """Return the variables that limit parallel compilers so that they fit in memory.
+
+        If there are any, the report gets a remark that names them.
+
+        Args:
+            configuration: The configuration whose engine may compile kernels when it starts.
+
+        Returns:
+            The variables to add to the engine's environment; empty if the start compiles nothing,
+            or if the user has set these variables.
+
+        Raises:
+            UsageError: The profile names an unknown module of kernels.
+        """
         added = jit.bounding_variables(
             self.target.require_profile().engine.needs,
             configuration.arguments,

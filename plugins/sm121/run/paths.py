@@ -41,7 +41,18 @@ class KernelPaths:
         return self.target.require_profile()
 
     def of(self, server: Server) -> KernelPath:
-        """Return the kernel path that log and metrics show so far, and the requested values."""
+        """Return the kernel path that log and metrics show so far, and the requested values.
+
+        Args:
+            server: The server. It may be stopped.
+
+        Returns:
+            The path; empty if the suite has no signatures for the engine's log. For the
+            configuration under test, it includes the values that profiled kernels prove.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
         reader = server.reader
         if reader is None:
             return KernelPath()
@@ -59,7 +70,16 @@ class KernelPaths:
         return requested.judged(server.configuration, path)
 
     def describe(self, server: Server) -> None:
-        """Report the engine under test: its kernel path, version and start-up time."""
+        """Report the engine under test: its kernel path, version and start-up time.
+
+        The report is the event `EngineShown`. Repeated calls with the same server report nothing.
+
+        Args:
+            server: The server under test, which is ready.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
         if server is self._under_test:
             return
         self._under_test = server
@@ -97,8 +117,15 @@ class KernelPaths:
     def contradictions(self, server: Server) -> list[Contradiction]:
         """Return the contradictions between a server's kernel path and the profile.
 
-        The server must have a log. `judge_again` repeats this after each level, when the server is
-        stopped, and at the end of the run.
+        `judge_again` repeats this after each level, when the server is stopped, and at the end of
+        the run. The report also gets a remark with the required fields that no log line shows.
+
+        Args:
+            server: The server, which must have a log. An attached server is compared with the
+                configuration under test.
+
+        Raises:
+            OSError: The log cannot be read.
         """
         configuration = server.configuration
         name = configuration.name if configuration is not None else self._profile.under_test
@@ -115,14 +142,32 @@ class KernelPaths:
         return wrong
 
     def unlogged(self, server: Server) -> str | None:
-        """Return why an attached server's log cannot show its attention backend, or None."""
+        """Return why an attached server's log cannot show its attention backend, or None.
+
+        Args:
+            server: The server. For a server that the suite has started, the result is None.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
         is_silent = server.configuration is None and self._profile.engine.speaking_worker
         if not is_silent or self.of(server).attention is not None:
             return None
         return "this engine does not log its attention backend, unless the suite starts it"
 
     def spanned(self, server: Server) -> spanning.Spanned | None:
-        """Judge the ranks of a server on several machines; None for a server on one machine."""
+        """Judge the ranks of a server on several machines.
+
+        Args:
+            server: The server. If its log does not show the transport of every rank, the first call
+                sends it one prompt and reads the counters of this machine's RDMA ports.
+
+        Returns:
+            The ranks and the faults found in them; None if the profile describes no other nodes.
+
+        Raises:
+            OSError: A log cannot be read.
+        """
         nodes = self._profile.nodes
         if nodes is None:
             return None

@@ -162,6 +162,12 @@ class Servers:
     def start(self, configuration: ServerConfiguration) -> Server:
         """Start the server of a configuration of the profile or of a matrix cell, and return it.
 
+        If a server of this configuration is running, that one is returned. A running server of
+        another configuration is stopped.
+
+        Args:
+            configuration: The configuration.
+
         Raises:
             NotRun: This run starts no server, or the drafter model is not on this machine.
             StartError: The server did not start.
@@ -175,7 +181,13 @@ class Servers:
         return self.pool.get(configuration)
 
     def start_anew(self, configuration: ServerConfiguration) -> None:
-        """Stop a configuration's server, so that the next `start` starts a new process."""
+        """Stop a configuration's server, so that the next `start` starts a new process.
+
+        If an earlier start failed, the next `start` tries again.
+
+        Args:
+            configuration: The configuration. A server of another configuration keeps running.
+        """
         if self.pool is None:
             return
         self.pool.forget(configuration)
@@ -188,7 +200,14 @@ class Servers:
         return self.look() or (self.pool.stop() if self.pool is not None else None)
 
     def last(self, configuration: str) -> Server | None:
-        """Return the last server started with a configuration, even if it is stopped; or None."""
+        """Return the last server that was started with a configuration, even if it is stopped.
+
+        Args:
+            configuration: The name of the configuration.
+
+        Returns:
+            The server; None if none became ready, or if the server is attached.
+        """
         return self.pool.servers.get(configuration) if self.pool is not None else None
 
     @property
@@ -289,7 +308,12 @@ class Servers:
             self.crashed += 1
 
     def abort(self, reason: str) -> None:
-        """Kill the server now and run no further test, because the machine is about to fail."""
+        """Kill the server now and run no further test, because the machine is about to fail.
+
+        Args:
+            reason: The reason, which the report shows as a remark. A second call keeps the first
+                reason.
+        """
         is_first = self.aborted is None
         if is_first:
             self.aborted = (MEMORY_FLOOR, reason)
@@ -303,6 +327,10 @@ class Servers:
 
         Memory that is not proven to be free again is INCONCLUSIVE, unless a healthy stop can also
         leave this much (`server_decisions.memory_is_usual`).
+
+        Args:
+            configuration: The name of the server's configuration.
+            report: The report of the stop.
         """
         earlier = list(self.stops.values())
         self.stops[report.log] = report
