@@ -23,11 +23,10 @@ from sm121.answers import (
     served_rounding,
 )
 from sm121.answers.equivalence import Continuations
-from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.oracle_tolerance import OracleReference, bound_for
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker, Refused
-from sm121.core import errors, level_settings, model_folder, verdict
+from sm121.core import errors, level_settings, verdict
 from sm121.core.level_settings import PRICES
 from sm121.core.profile import Profile
 from sm121.core.server import Server
@@ -35,6 +34,7 @@ from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics
 from sm121.measure import counters
 from sm121.oracles.formats import EXACT, Rounding
+from sm121.plugin import golden_answers
 from sm121.plugin.benchmarks import MetricRecorder, ReplayClock
 from sm121.plugin.price_decision import Priced, PriceDecision
 from sm121.regression.ab import MetricOfStart
@@ -43,7 +43,6 @@ from sm121.session import certification, signals
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
-_GOLDEN = pytest.StashKey[GoldenFile]()
 _ORACLE = pytest.StashKey[oracle_file.OracleFile]()
 _SAY_EVERY_S = 15.0
 #: The largest block size, in tokens, at which tests expect prefix cache hits.
@@ -76,7 +75,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     if settings.answers.oracle is not None:
         config.stash[_ORACLE] = _read_oracle(settings.answers.oracle, session)
     if settings.answers.golden is not None:
-        config.stash[_GOLDEN] = _read_golden(settings.answers.golden, session)
+        config.stash[golden_answers.GOLDEN] = golden_answers.read(settings.answers.golden, session)
     elif settings.judging.against is not None:
         profile = session.run.target.profile
         if profile is not None and "oracle" in profile.correctness.cannot:
@@ -117,23 +116,10 @@ def _read_oracle(path: Path, session: Session) -> oracle_file.OracleFile:
     price.refuse_rounded(oracle, path)
     if session.settings.answers.rounding is not None:
         oracle_file.refuse_other_rounding(oracle, session.settings.answers.rounding)
-    folder = _served_folder(session)
+    folder = golden_answers.served_folder(session)
     if folder is not None:
         oracle_file.refuse_other(oracle, path, folder)
     return oracle
-
-
-def _read_golden(path: Path, session: Session) -> GoldenFile:
-    loaded = golden.load(path)
-    served = _identity(session)
-    origin = f"--golden {path}"
-    golden.refuse_other(loaded, origin, served, prompts.continuations())
-    if session.settings.judging.certify:
-        golden.refuse_doubtful(loaded, origin)
-    unproven = golden.unproven(loaded, served)
-    if unproven is not None:
-        session.run.record.remark(unproven)
-    return loaded
 
 
 def conclude_golden(session: Session) -> None:
@@ -156,27 +142,6 @@ def conclude_golden(session: Session) -> None:
     if doubt is not None:
         run.record.remark(f"golden file {path}: not for a certificate: {doubt}")
     session.write_verdict()
-
-
-def _served_folder(session: Session) -> Path | None:
-    """The folder of the served checkpoint; None if it is not known."""
-    run = session.run
-    if run.servers.attached is not None or run.target.profile is None or not run.configurations:
-        return None
-    under_test = run.configurations.managed(run.profile.under_test)
-    return model_folder.folder_of(under_test.model, under_test.variables, under_test.revision)
-
-
-def _identity(session: Session) -> Identity:
-    run = session.run
-    if run.servers.attached is not None:
-        return golden.identity(
-            run.servers.attached.endpoint.served_name, session.settings.answers.reference
-        )
-    if run.target.profile is None or not run.configurations:
-        return Identity(served_name="")
-    under_test = run.configurations.managed(run.profile.under_test)
-    return golden.identity(under_test.served_name, _served_folder(session))
 
 
 @pytest.fixture
@@ -412,35 +377,6 @@ def attempts(agreement_bound: level_settings.AgreementBound) -> int:
     if agreement_bound.fork == 0:
         return 1
     return 3
-
-
-@pytest.fixture
-def golden_bound(server: Server, profile: Profile) -> level_settings.GoldenBound:
-    """The profile's tolerance against a golden file."""
-    return bound_for(profile.correctness.golden, server, profile, "golden")
-
-
-@pytest.fixture
-def golden_file(pytestconfig: pytest.Config) -> GoldenFile:
-    """The file of ``--golden``. Its model and its prompts are those of this run."""
-    return pytestconfig.stash[_GOLDEN]
-
-
-@pytest.fixture
-def recorder(
-    conformance: Session, asker: Asker, server: Server, profile: Profile
-) -> Callable[[], GoldenFile]:
-    """Records the answers of the server under test."""
-    return lambda: golden.record(
-        asker,
-        prompts.continuations(),
-        model=_identity(conformance),
-        dtype=oracle_tolerance.dtype_of(server, profile),
-        engine=server.engine,
-        engine_version=server.version or conformance.run.record.file.engine.version,
-        configuration=profile.under_test,
-        environment=conformance.run.record.file.environment,
-    )
 
 
 @pytest.fixture
