@@ -21,6 +21,9 @@ from tools.reference.markdown import MADE_BY, cell, code, table
 if TYPE_CHECKING:
     import pytest
 
+#: The headings of the sections that the page does not show.
+_SECTIONS = ("Args:", "Returns:", "Yields:", "Raises:")
+
 
 @dataclass(frozen=True)
 class Option:
@@ -79,8 +82,18 @@ def declared() -> tuple[list[Option], list[str]]:
     return taken.options, [*options.markers(), *markers.lines()]
 
 
+def _description(docstring: str) -> str:
+    """Return the text of a docstring before its first Google section, on one line."""
+    paragraphs = []
+    for paragraph in docstring.split("\n\n"):
+        if paragraph.startswith(_SECTIONS):
+            break
+        paragraphs.append(paragraph)
+    return " ".join(" ".join(paragraphs).split())
+
+
 def fixtures() -> dict[str, str]:
-    """Return every fixture with its docstring."""
+    """Return every fixture with the description in its docstring."""
     found = {}
     for module in modules():
         for node in ast.parse(inspect.getsource(module)).body:
@@ -88,7 +101,7 @@ def fixtures() -> dict[str, str]:
                 "pytest.fixture" in ast.unparse(item) for item in node.decorator_list
             )
             if isinstance(node, ast.FunctionDef) and given and not node.name.startswith("_"):
-                found[node.name] = " ".join((ast.get_docstring(node) or "").split())
+                found[node.name] = _description(ast.get_docstring(node) or "")
     return dict(sorted(found.items()))
 
 
