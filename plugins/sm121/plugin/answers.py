@@ -146,7 +146,12 @@ def conclude_golden(session: Session) -> None:
 
 @pytest.fixture
 def asker(conformance: Session, server: Server) -> Asker:
-    """Requests greedy completions from the server under test."""
+    """Requests greedy completions from the server under test.
+
+    Args:
+        conformance: The run. Without a tokenizer for the served model, its report gets a remark.
+        server: The server under test.
+    """
     asker = Asker(server, checkpoint=conformance.settings.answers.reference)
     if asker.vocabulary is None:
         conformance.run.record.remark(_NO_TOKENIZER)
@@ -160,6 +165,17 @@ def reference(
     """The oracle's answers for the served checkpoint, and the tolerance for the server's rounding.
 
     They are computed on first use. This time does not count for the test's timeout.
+
+    Args:
+        pytestconfig: The configuration of pytest. Its stash keeps the answers for later tests.
+        conformance: The run. Its options name the checkpoint, the rounding or a file of the oracle.
+        server: The server under test.
+        profile: The profile, which contains the tolerances.
+
+    Raises:
+        UsageError: The oracle's file was computed with another rounding than the server's.
+        NotRun: The checkpoint is not on this machine, torch or safetensors is not installed, or the
+            profile has no tolerance for the server's dtype.
     """
     rounding = _rounding(conformance, server)
     file = _oracle(pytestconfig, conformance, server, rounding)
@@ -291,7 +307,24 @@ def price_of_rounding(
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is created
     benchmark: BenchmarkFixture,
 ) -> Callable[[str], None]:
-    """Measures the accuracy cost of the server's rounding once; judges one metric of `PRICES`."""
+    """Measures the accuracy cost of the server's rounding once; judges one metric of `PRICES`.
+
+    Args:
+        pytestconfig: The configuration of pytest. Its stash keeps the measurement for later tests.
+        conformance: The run, whose recorder gets the gates of this measurement.
+        server: The server under test.
+        metric_clock: The timer of the benchmark.
+        benchmark: pytest-benchmark's fixture of the test.
+
+    Returns:
+        A function that takes the name of a metric without a depth (see `PriceDecision.decide`).
+
+    Raises:
+        NotRun: The checkpoint is not on this machine, or the server refuses to send 20
+            log-probabilities for each token.
+        Refused: The server answered a valid request with another error.
+        Unmet: An answer is malformed.
+    """
     run = conformance.run
     recorder = conformance.recorder
     if _PRICED not in pytestconfig.stash:
@@ -315,7 +348,18 @@ _CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()
 def continuations(
     pytestconfig: pytest.Config, asker: Asker, server: Server, profile: Profile
 ) -> Continuations:
-    """The prompt set, and the server's answers to it (see `Continuations`)."""
+    """The prompt set, and the server's answers to it (see `Continuations`).
+
+    Args:
+        pytestconfig: The configuration of pytest. Its stash keeps the answers of each server
+            process.
+        asker: Requests the answers.
+        server: The server under test.
+        profile: The profile, which contains the tolerance between two answers.
+
+    Raises:
+        NotRun: The profile has no tolerance for the server's dtype.
+    """
     by_server = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
     if key not in by_server:
@@ -336,7 +380,21 @@ def speculation(
     agreement_bound: level_settings.AgreementBound,
     capabilities: Capabilities,
 ) -> Speculation:
-    """The server under test, if it uses speculative decoding; otherwise raises Inapplicable."""
+    """The server under test, if it uses speculative decoding; otherwise raises Inapplicable.
+
+    Args:
+        pytestconfig: The configuration of pytest. Its stash keeps the object for each server
+            process.
+        conformance: The run, which reads the method of speculation from the server's log.
+        asker: Requests the answers.
+        server: The server under test.
+        agreement_bound: The tolerance between two answers.
+        capabilities: The capabilities of the server.
+
+    Raises:
+        Inapplicable: The log shows that the server does not speculate, or the log shows no method
+            and the server counts no drafted tokens.
+    """
     method = conformance.run.paths.of(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
         raise verdict.Inapplicable(
@@ -363,7 +421,15 @@ def _speculating(profile: Profile) -> str:
 
 @pytest.fixture
 def agreement_bound(server: Server, profile: Profile) -> level_settings.AgreementBound:
-    """The profile's tolerance between two answers of one server."""
+    """The profile's tolerance between two answers of one server.
+
+    Args:
+        server: The server under test.
+        profile: The profile.
+
+    Raises:
+        NotRun: The profile has no tolerance for the server's dtype.
+    """
     return bound_for(profile.correctness.agreement, server, profile, "agreement")
 
 
@@ -373,6 +439,9 @@ def attempts(agreement_bound: level_settings.AgreementBound) -> int:
 
     It is one if the profile requires equal tokens. Otherwise it is three: if two tokens have nearly
     the same probability, the server may choose either of them. A failed request is not repeated.
+
+    Args:
+        agreement_bound: The tolerance between two answers.
     """
     if agreement_bound.fork == 0:
         return 1
@@ -381,13 +450,22 @@ def attempts(agreement_bound: level_settings.AgreementBound) -> int:
 
 @pytest.fixture
 def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
-    """Returns how many prompt tokens have come from the prefix cache so far; None if unknown."""
+    """Returns how many prompt tokens have come from the prefix cache so far; None if unknown.
+
+    Args:
+        server: The server under test. Its ``/metrics`` are read at each call.
+    """
     page = functools.partial(server.endpoint.page, "/metrics")
     return lambda: metrics.total(page() or "", "vllm:prefix_cache_hits_total")
 
 
 @pytest.fixture
 def caches_prefixes(conformance: Session, server: Server) -> bool:
-    """Whether the server's log shows a prefix cache whose blocks are short enough for hits."""
+    """Whether the server's log shows a prefix cache whose blocks are short enough for hits.
+
+    Args:
+        conformance: The run, which reads the server's log.
+        server: The server under test.
+    """
     path = conformance.run.paths.of(server)
     return path.prefix_caching is True and int(path.block_size or 0) <= _LONGEST_BLOCK

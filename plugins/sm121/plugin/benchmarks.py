@@ -122,7 +122,12 @@ def _duration(measurement: Measurement, sample: float) -> float:
 
 @pytest.fixture(scope="session")
 def box(conformance: Session, pytestconfig: pytest.Config) -> RunBox:
-    """The machine's state, read before the first measurement."""
+    """The machine's state, read before the first measurement.
+
+    Args:
+        conformance: The run. Its recorder checks measurements against this machine from now on.
+        pytestconfig: The configuration of pytest, which names the storage with earlier start times.
+    """
     ab = conformance.settings.ab
     sides = ab.sides if ab is not None else ()
     urls = [side.url for side in sides if side.url is not None]
@@ -137,7 +142,11 @@ def box(conformance: Session, pytestconfig: pytest.Config) -> RunBox:
 
 @pytest.fixture
 def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
-    """The timer of this test's benchmark. It must exist before the ``benchmark`` fixture."""
+    """The timer of this test's benchmark. It must exist before the ``benchmark`` fixture.
+
+    Args:
+        request: The test, which gets a mark that makes this clock its timer.
+    """
     clock = ReplayClock()
     request.node.add_marker(pytest.mark.benchmark(timer=lambda: clock.now), append=False)
     return clock
@@ -150,7 +159,14 @@ def record_metric(
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is created
     benchmark: BenchmarkFixture,
 ) -> MetricRecorder:
-    """Records a measurement as benchmark and metric, and raises its verdict if it is not PASS."""
+    """Records a measurement as benchmark and metric, and raises its verdict if it is not PASS.
+
+    Args:
+        conformance: The run, whose recorder judges measurements.
+        box: The machine's state, which is read before anything is measured.
+        metric_clock: The timer of the benchmark.
+        benchmark: pytest-benchmark's fixture of the test.
+    """
     box.begin()
     return MetricRecorder(conformance.recorder, benchmark, metric_clock)
 
@@ -189,7 +205,13 @@ def time_kernel(
     metric_clock: ReplayClock,  # before `benchmark`, as above
     benchmark: BenchmarkFixture,
 ) -> KernelTimer:
-    """Times kernels. Unlike `record_metric`, it does not read the state of the machine."""
+    """Times kernels. Unlike `record_metric`, it does not read the state of the machine.
+
+    Args:
+        conformance: The run, whose recorder judges measurements.
+        metric_clock: The timer of the benchmark.
+        benchmark: pytest-benchmark's fixture of the test.
+    """
     recorder = MetricRecorder(conformance.recorder, benchmark, metric_clock)
     return KernelTimer(recorder, benchmark)
 

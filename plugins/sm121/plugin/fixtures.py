@@ -47,7 +47,13 @@ _SAMPLERS = pytest.StashKey[dict[str, sampled.Sampler]]()
 
 @pytest.fixture(scope="session")
 def conformance(pytestconfig: pytest.Config) -> Session:
-    """The conformance run: settings, target, report directory."""
+    """The conformance run: settings, target, report directory.
+
+    If a test without the marker of a level uses this fixture, the setup of the test fails.
+
+    Args:
+        pytestconfig: The configuration of pytest, whose stash contains the run.
+    """
     run = pytestconfig.stash.get(SESSION, None)
     if run is None:
         pytest.fail(
@@ -61,25 +67,44 @@ def conformance(pytestconfig: pytest.Config) -> Session:
 
 @pytest.fixture(scope="session")
 def profile(conformance: Session) -> Profile:
-    """The profile of the run."""
+    """The profile of the run.
+
+    Args:
+        conformance: The run.
+
+    Raises:
+        NotRun: This machine cannot judge the target.
+    """
     return conformance.run.profile
 
 
 @pytest.fixture(scope="session")
 def remark(conformance: Session) -> Callable[[str], None]:
-    """Records a remark for the report. A remark changes no verdict."""
+    """Records a remark for the report. A remark changes no verdict.
+
+    Args:
+        conformance: The run.
+    """
     return conformance.run.record.remark
 
 
 @pytest.fixture(scope="session")
 def configurations(conformance: Session) -> Configurations:
-    """The server configurations of the profile, and why one of them cannot start here."""
+    """The server configurations of the profile, and why one of them cannot start here.
+
+    Args:
+        conformance: The run.
+    """
     return conformance.run.configurations
 
 
 @pytest.fixture(scope="session")
 def paths(conformance: Session) -> KernelPaths:
-    """The kernel path of each server, and its contradictions to the profile."""
+    """The kernel path of each server, and its contradictions to the profile.
+
+    Args:
+        conformance: The run.
+    """
     return conformance.run.paths
 
 
@@ -127,13 +152,26 @@ class ConfigurationServers:
 
 @pytest.fixture(scope="session")
 def servers(conformance: Session) -> ConfigurationServers:
-    """Starts the server of any configuration of the profile."""
+    """Starts the server of any configuration of the profile.
+
+    Args:
+        conformance: The run.
+    """
     return ConfigurationServers(conformance.run)
 
 
 @pytest.fixture
 def server(conformance: Session) -> Iterator[Server]:
-    """The server under test. It must be alive before and after the test."""
+    """The server under test. It must be alive before and after the test.
+
+    Args:
+        conformance: The run, which starts the server if it does not run.
+
+    Raises:
+        NotRun: The server cannot start on this machine, or an earlier start failed.
+        StartError: The server did not start.
+        ServerDied: The server died during the test.
+    """
     yield conformance.run.server()
     conformance.run.servers.check_alive()
 
@@ -143,6 +181,10 @@ def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenA
     """An OpenAI client for the server under test.
 
     It does not retry. A request for a capability that the engine does not have is NOT_RUN.
+
+    Args:
+        server: The server under test.
+        capabilities: The capabilities of the server.
     """
     from sm121.api.guarded_client import GuardedClient
 
@@ -152,20 +194,33 @@ def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenA
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    """A plain HTTP client for endpoints of the server that are not part of the OpenAI API."""
+    """A plain HTTP client for endpoints of the server that are not part of the OpenAI API.
+
+    Args:
+        server: The server under test.
+    """
     with server.endpoint.http() as client:
         yield client
 
 
 @pytest.fixture
 def model(server: Server) -> str:
-    """The served name of the model."""
+    """The served name of the model.
+
+    Args:
+        server: The server under test.
+    """
     return server.endpoint.served_name
 
 
 @pytest.fixture
 def kernel_path(conformance: Session, server: Server) -> KernelPath:
-    """The kernel path of the server under test, as its log shows it."""
+    """The kernel path of the server under test, as its log shows it.
+
+    Args:
+        conformance: The run, which reads the log.
+        server: The server under test.
+    """
     return conformance.run.paths.of(server)
 
 
@@ -188,7 +243,13 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Server) -> Capabilities:
-    """The capabilities of the server under test. ``require`` raises NotRun if one is missing."""
+    """The capabilities of the server under test. ``require`` raises NotRun if one is missing.
+
+    Args:
+        pytestconfig: The configuration of pytest. Its stash keeps the capabilities of each address.
+        conformance: The run, whose profile lists the abilities that the model lacks.
+        server: The server under test.
+    """
     run = conformance.run
     by_address = pytestconfig.stash.setdefault(_CAPABILITIES, {})
     detected = by_address.get(server.endpoint.base_url)
@@ -209,7 +270,14 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
 
 @pytest.fixture
 def api(pytestconfig: pytest.Config, server: Server, capabilities: Capabilities) -> Api:
-    """The API of the server under test. An invalid answer fails the test."""
+    """The API of the server under test. An invalid answer fails the test.
+
+    Args:
+        pytestconfig: The configuration of pytest. Its stash keeps the ids of all responses, which
+            must be unique.
+        server: The server under test.
+        capabilities: The capabilities of the server.
+    """
     every_id = pytestconfig.stash.setdefault(_IDS, Counter())
     return Api(server.endpoint, capabilities, every_id=every_id)
 
@@ -223,7 +291,13 @@ def _seed_of_samples(conformance: Session) -> int:
 
 @pytest.fixture
 def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sampled.Sampler:
-    """Requests samples from the server under test. Tests of one server share greedy answers."""
+    """Requests samples from the server under test. Tests of one server share greedy answers.
+
+    Args:
+        pytestconfig: The configuration of pytest. Its stash keeps the sampler of each address.
+        api: The API of the server under test.
+        _seed_of_samples: The seed of the drawn values, which is a remark in the report.
+    """
     by_address = pytestconfig.stash.setdefault(_SAMPLERS, {})
     address = api.endpoint.base_url
     return by_address.setdefault(address, sampled.Sampler(api, _seed_of_samples))
@@ -231,7 +305,12 @@ def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sam
 
 @pytest.fixture
 def server_environment(server: Server, profile: Profile) -> dict[str, str]:
-    """The server's environment variables; for an attached server, those of the profile."""
+    """The server's environment variables; for an attached server, those of the profile.
+
+    Args:
+        server: The server under test.
+        profile: The profile.
+    """
     if server.configuration is not None:
         return dict(server.configuration.environment)
     return dict(profile.engine.environment)
@@ -239,13 +318,24 @@ def server_environment(server: Server, profile: Profile) -> dict[str, str]:
 
 @pytest.fixture
 def sdk(client: "openai.OpenAI", model: str) -> Sdk:
-    """The server under test, accessed with the ``openai`` package."""
+    """The server under test, accessed with the ``openai`` package.
+
+    Args:
+        client: An OpenAI client for the server under test.
+        model: The served name of the model.
+    """
     return Sdk(client, model)
 
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Judge:
-    """Judges the server by one case of ``fixtures/api/cases.toml``."""
+    """Judges the server by one case of ``fixtures/api/cases.toml``.
+
+    Args:
+        request: The test, whose stash gets the deviations that the judge excuses.
+        conformance: The run, whose report gets the judge's remarks.
+        api: The API of the server under test.
+    """
     answered = request.config.stash.setdefault(_WELL, {})
     remark = functools.partial(conformance.run.record.remark, at_once=False)
     kept = request.node.stash
@@ -256,7 +346,14 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
 
 @pytest.fixture
 def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
-    """The exam of the profile: sends its questions to the server under test, and judges answers."""
+    """The exam of the profile: sends its questions to the server under test, and judges answers.
+
+    Args:
+        conformance: The run, whose report gets remarks on the answers.
+        api: The API of the server under test.
+        judge: The judge of the API cases.
+        profile: The profile, which names the exam.
+    """
     return exams.Candidate(
         api, judge, exam.load(profile.correctness.exam), conformance.run.record.remark
     )

@@ -69,13 +69,25 @@ def _identity(session: Session) -> Identity:
 
 @pytest.fixture
 def golden_bound(server: Server, profile: Profile) -> level_settings.GoldenBound:
-    """The profile's tolerance against a golden file."""
+    """The profile's tolerance against a golden file.
+
+    Args:
+        server: The server under test.
+        profile: The profile.
+
+    Raises:
+        NotRun: The profile has no tolerance for the server's dtype.
+    """
     return bound_for(profile.correctness.golden, server, profile, "golden")
 
 
 @pytest.fixture
 def golden_file(pytestconfig: pytest.Config) -> GoldenFile:
-    """The file of ``--golden``. Its model and its prompts are those of this run."""
+    """The file of ``--golden``. Its model and its prompts are those of this run.
+
+    Args:
+        pytestconfig: The configuration of pytest, whose stash contains the file.
+    """
     return pytestconfig.stash[GOLDEN]
 
 
@@ -83,7 +95,17 @@ def golden_file(pytestconfig: pytest.Config) -> GoldenFile:
 def recorder(
     conformance: Session, asker: Asker, server: Server, profile: Profile
 ) -> Callable[[], GoldenFile]:
-    """Records the answers of the server under test."""
+    """Records the answers of the server under test.
+
+    Args:
+        conformance: The run, which knows the served model and the environment.
+        asker: Requests the answers.
+        server: The server under test.
+        profile: The profile, which contains the dtype of an attached server.
+
+    Returns:
+        A function that requests the answers and returns them as a golden file, without writing it.
+    """
     return lambda: golden.record(
         asker,
         prompts.continuations(),

@@ -77,7 +77,15 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under_test.Kernels]:
-    """The kernels of ``--kernel-provider`` or of the kernel path, run with the engine's Python."""
+    """The kernels of ``--kernel-provider`` or of the kernel path, run with the engine's Python.
+
+    Args:
+        conformance: The run, whose options or kernel path choose the providers.
+        pytestconfig: The configuration of pytest. Its stash keeps the processes that run kernels.
+
+    Raises:
+        NotRun: The server is attached, and no ``--kernel-provider`` is given.
+    """
     settings = conformance.settings
     obstacle = _obstacle(settings)
     if obstacle is not None:
@@ -191,14 +199,28 @@ def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> No
 
 @pytest.fixture
 def decode_profile(conformance: Session, server: Server) -> KernelProfile:
-    """The kernels of some decode steps of the server. Table and trace are in the report."""
+    """The kernels of some decode steps of the server. Table and trace are in the report.
+
+    Args:
+        conformance: The run.
+        server: The server under test. On a GPU whose profiler slows later kernel launches, it is
+            stopped afterwards.
+
+    Raises:
+        NotRun: The server is attached or has no profiler, or the profiler wrote nothing.
+    """
     mode = target.profiler_mode(conformance.settings, conformance.run.profile)
     return decode.profile_decode_steps(conformance.run, server, mode=mode)
 
 
 @pytest.fixture(scope="session")
 def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> gb10.Compilation:
-    """Compiles for GB10. Raises NotRun, with the packages to install, without nvcc or cuobjdump."""
+    """Compiles for GB10. Raises NotRun, with the packages to install, without nvcc or cuobjdump.
+
+    Args:
+        conformance: The run, which names the engine's interpreter.
+        tmp_path_factory: Makes the folder for the results.
+    """
     compiler = gb10.find(conformance.engine_interpreter, tmp_path_factory.mktemp("compilation"))
     tools = {
         "compiler": str(compiler.tools.compiler),

@@ -185,5 +185,13 @@ def _level(config: pytest.Config, session: Session) -> MatrixLevel:
 
 @pytest.fixture(scope="session")
 def matrix(conformance: Session, pytestconfig: pytest.Config) -> MatrixLevel:
-    """The cells of the matrix plan. Each cell's test starts the cell's server and examines it."""
+    """The cells of the matrix plan. Each cell's test starts the cell's server and examines it.
+
+    Args:
+        conformance: The run.
+        pytestconfig: The configuration of pytest. Its stash keeps the plan and its cells.
+
+    Raises:
+        NotRun: The server is attached, no server can start here, or the profile has no matrix.
+    """
     return _level(pytestconfig, conformance)

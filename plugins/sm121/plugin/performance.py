@@ -144,7 +144,17 @@ def _refuse_sizes_above(context: int | None, settings: Settings, profile: Profil
 
 @pytest.fixture(scope="session")
 def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
-    """The measuring client, and the plan of the run."""
+    """The measuring client, and the plan of the run.
+
+    Args:
+        conformance: The run, whose options and profile give the plan.
+        pytestconfig: The configuration of pytest. Its stash keeps the open bench.
+
+    Raises:
+        NotRun: There is no server to measure.
+        StartError: The server did not start.
+        Sm121Error: The server accepts neither token ids nor text.
+    """
     settings = conformance.settings
     plan = settings.measuring_plan(conformance.run.profile)
     tails = settings.measuring.percentiles or settings.judging.certify
@@ -166,7 +176,16 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
 
 @pytest.fixture
 def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> PerformanceChecks:
-    """Measures the server under test, and records the measurements."""
+    """Measures the server under test, and records the measurements.
+
+    Args:
+        bench: The measuring client.
+        record_metric: Records a measurement, and raises its verdict if it is not PASS.
+        server: The server under test.
+
+    Raises:
+        Inconclusive: The server under test is no longer the one that the bench measures.
+    """
     if server.endpoint != bench.server.endpoint:
         raise Inconclusive(
             "the server that this level measures ended, and another one answers now. Find the "
@@ -177,7 +196,12 @@ def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> 
 
 @pytest.fixture
 def last_look(bench: Bench, conformance: Session) -> Callable[[], None]:
-    """Measures again the metrics that have passed, and judges them again."""
+    """Measures again the metrics that have passed, and judges them again.
+
+    Args:
+        bench: The measuring client.
+        conformance: The run, whose recorder contains the measurements.
+    """
     return functools.partial(bench.last_look, conformance.recorder)
 
 
@@ -236,7 +260,14 @@ def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
 
 @pytest.fixture
 def startup_s(server: Server) -> float:
-    """The time in seconds that the server under test needed to become ready, with warm caches."""
+    """The time in seconds that the server under test needed to become ready, with warm caches.
+
+    Args:
+        server: The server under test.
+
+    Raises:
+        NotRun: The server is attached, or its caches were cold.
+    """
     if server.startup_s is None:
         raise NotRun("the suite did not start the attached server; run without --base-url")
     if server.why_cold:
@@ -246,7 +277,14 @@ def startup_s(server: Server) -> float:
 
 @pytest.fixture
 def memory_peak_gib(conformance: Session) -> float:
-    """The peak memory of the server so far, in GiB: host and GPU together."""
+    """The peak memory of the server so far, in GiB: host and GPU together.
+
+    Args:
+        conformance: The run, which samples the memory of the server's processes.
+
+    Raises:
+        NotRun: The processes or the GPU memory of the server cannot be read.
+    """
     run = conformance.run
     sampler = run.servers.sampler
     assert sampler is not None
@@ -265,13 +303,27 @@ def memory_peak_gib(conformance: Session) -> float:
 
 @pytest.fixture(scope="session")
 def measured_history(conformance: Session, pytestconfig: pytest.Config) -> MeasuredHistory:
-    """The measurements of this run, and the stored runs that are comparable."""
+    """The measurements of this run, and the stored runs that are comparable.
+
+    Args:
+        conformance: The run.
+        pytestconfig: The configuration of pytest, which names the storage of earlier runs.
+    """
     return pytestconfig.stash.setdefault(HISTORY, history_of(pytestconfig, conformance))
 
 
 @pytest.fixture(scope="session")
 def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> AbRun:
-    """The comparison of A with B; their servers are started alternately."""
+    """The comparison of A with B; their servers are started alternately.
+
+    Args:
+        conformance: The run, whose option ``--ab`` gives the two sides.
+        box: The machine's state, which must be read before the first server starts.
+        pytestconfig: The configuration of pytest. Its stash keeps the oracle's answers.
+
+    Raises:
+        NotRun: The run has no ``--ab``.
+    """
     run = conformance.run
     assert box is not None  # read before the first server starts
     settings = conformance.settings
@@ -305,7 +357,14 @@ def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> Ab
 def stress(
     conformance: Session, pytestconfig: pytest.Config, server: Server, capabilities: Capabilities
 ) -> level.Stress:
-    """The server under load (see `Stress`); the same object as long as the server runs."""
+    """The server under load (see `Stress`); the same object as long as the server runs.
+
+    Args:
+        conformance: The run.
+        pytestconfig: The configuration of pytest. Its stash keeps the object.
+        server: The server under test.
+        capabilities: The capabilities of the server.
+    """
     current = pytestconfig.stash.get(_STRESS, None)
     if current is None or current.server is not server:
         # This imports aiohttp, which takes a fifth of a second in runs that do not need it.
@@ -319,7 +378,11 @@ def stress(
 
 @pytest.fixture
 def soak_s(pytestconfig: pytest.Config) -> float:
-    """The duration of ``--soak`` in seconds."""
+    """The duration of ``--soak`` in seconds.
+
+    Args:
+        pytestconfig: The configuration of pytest, which contains the settings of the run.
+    """
     duration_s = pytestconfig.stash[SETTINGS].stress.soak_s
     assert duration_s is not None, "without --soak, the test is not collected"
     return duration_s
