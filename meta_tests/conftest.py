@@ -61,8 +61,8 @@ MARK = "SM121_META_TEST"
 WARM = "warm_pytest"
 _TEMPLATE = pytest.StashKey[Template]()
 
-# The suite's own tests run in parallel, and a measuring run must not refuse another one. Therefore
-# they do not use the machine's lock: this variable names another folder for it.
+# The suite's own tests run in parallel. A run that measures locks the machine, and would refuse the
+# other runs. Therefore, this variable names another folder for the lock.
 _LOCKS = tempfile.TemporaryDirectory(prefix="meta-locks-")
 atexit.register(_LOCKS.cleanup)  # otherwise pytest 8.2 shows a ResourceWarning at the end
 if MARK not in os.environ:

@@ -116,8 +116,9 @@ LONGEST = (
     "whole/test_layers.py",
     "unit/clock/test_measuring.py",
 )
-#: The first files to start of those that measure time. The measuring traps come last: each of them
-#: is short, so that all workers end at about the same time.
+#: The first files to start of those that measure time. The tests of misleading servers
+#: (``test_measuring_traps.py``) come last: each of them is short, so that all workers end at about
+#: the same time.
 LONGEST_ALONE = (
     "whole/test_measuring_gate.py",
     "whole/test_lines_of_a_whole_run.py",

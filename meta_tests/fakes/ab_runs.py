@@ -8,8 +8,8 @@ from sm121.core.verdict import Verdict
 from sm121.regression import change
 from sm121.regression.ab import FILE, AbFile, Visit
 
-#: For each metric, the unit, the value of A, the ratio of B with its interval, the verdict, and the
-#: allowed change if it is not 0.05.
+#: For each metric: the unit, A's value, the ratio B / A with its interval, the verdict, and the
+#: allowed change, if it is not 0.05.
 _CHANGES = {
     "tg32@d0": ("tok/s", 59.3, 0.903, 0.898, 0.909, "FAIL"),
     "tg128@d0": ("tok/s", 58.9, 0.958, 0.941, 0.976, "INCONCLUSIVE"),

@@ -2,9 +2,9 @@
 
 Both follow FlashInfer's sources.
 
-A module is compiled for one type of cache. A process keeps the first module that it loaded under a
-name, even if another type is requested later (`tvm_ffi.load_module` of a mapped library). A test
-breaks a kernel by replacing a small method of `Module`.
+A module is compiled for one dtype of the KV cache. A process keeps the first module that it loaded
+under a name, even if a later call requests another dtype (`tvm_ffi.load_module` of a mapped
+library). A test breaks a kernel by replacing a small method of `Module`.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Attention:
 
     module = Module
     whole_names = False
-    """Whether the name of the sink wrapper's module contains the type of the cache, as in
+    """Whether the name of the sink wrapper's module contains the dtype of the KV cache, as in
     FlashInfer from 0.7.4 on."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Readings of a machine's state: those of a healthy GB10, with changed values."""
+"""Readings of a machine's state for tests: those of a healthy GB10, except for the given values."""
 
 from sm121.core import profile
 from sm121.machine.box import Device, Reading

@@ -81,8 +81,9 @@ class Image:
 
 
 class Scripts:
-    """A CI machine with a folder for each job, on which the commands of the suite are only printed
-    and always pass.
+    """A CI machine with a folder for each job.
+
+    It only prints the suite's commands; they always pass.
 
     `texts` are examples that replace those of docs/ci."""
 
@@ -178,7 +179,7 @@ class Scripts:
         return (self.folder / "summary.md").read_text("utf-8")
 
     def image(self, example: str, build: str) -> Image:
-        """Run the job that builds an image, with this value of BUILD.
+        """Run the job that builds an image, with the given value of the variable BUILD.
 
         Return what the job on the Spark gets from it."""
         loaded = yaml.safe_load(self.texts[example])
@@ -244,7 +245,7 @@ class Scripts:
     def _gitlab(self, loaded: dict, event: str, folder: Path) -> tuple[int, str]:
         """Run a job of GitLab.
 
-        The history is in the folder that a comment in config.toml says to mount."""
+        The stored runs are in the folder that a comment in config.toml tells the user to mount."""
         pipeline = _PIPELINES[event] | {"CI_DEFAULT_BRANCH": "main"}
         rules = {name: _rule(loaded[name]["rules"], pipeline) for name in ("spark", "certificate")}
         ((name, rule),) = [(name, rule) for name, rule in rules.items() if rule is not None]
@@ -270,7 +271,7 @@ class Runner(Scripts):
             "pytest",
             "import os, sys\n"
             "is_night = '--certify' in sys.argv\n"
-            # That environment contains the simulated GB10.
+            # PYTHONPATH contains the simulated GB10, which a certified run sets up by itself.
             "if is_night: del os.environ['PYTHONPATH']\n"
             f"start = {certified!r} if is_night else {typed!r}\n"
             "os.execv(start[0], start + sys.argv[1:])",

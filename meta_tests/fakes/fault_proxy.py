@@ -59,7 +59,8 @@ class Fault:
     why: str = ""
 
 
-#: Values of a parameter without an effect, which are not scaled.
+#: Values of a sampling parameter that have no effect. A fault that scales the parameter does not
+#: change them.
 NEUTRAL = (0.0, 1.0, -1)
 PARTS = {
     name: getattr(fault_changes, name)

@@ -53,7 +53,8 @@ class Emulation:
 
     @functools.cached_property
     def core(self) -> ModuleType:
-        """The function of the MXFP4 build, in which the tile depends on the number of tokens."""
+        """The module of the MXFP4 build with one function: the size of a tile for a number of
+        tokens."""
         core = ModuleType("flashinfer.fused_moe.core")
         core.select_tile_mn_for_sm120 = lambda tokens: (64 if tokens < 64 else 128, 128)
         return core
@@ -272,8 +273,8 @@ class Emulation:
     def finalize(
         self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
     ) -> Tensor:
-        """Add the experts' outputs in float32, in a separate kernel (finalizeMoeRoutingKernel), as
-        the default tactic does.
+        """Multiply the experts' outputs by the router's weights and add them in float32, in a
+        separate kernel (finalizeMoeRoutingKernel), as the default tactic does.
 
         The outputs of the experts already have the type of the sum."""
         each = results.bfloat16().float()
@@ -284,7 +285,8 @@ class Emulation:
     def fused_finalize(
         self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
     ) -> Tensor:
-        """Add bias and share in float32 in the epilogue of the second product, as some tactics do.
+        """Add the bias and multiply by the router's weight in float32, in the epilogue of the
+        second product, as some tactics do.
 
         The experts' outputs are added one after the other, by atomics of the output's type
         (sm90_visitor_scatter.hpp)."""

@@ -1,9 +1,9 @@
 """vLLM's API server with an engine core that is forked from it.
 
-On a CPU, vLLM starts the core as a new interpreter, which imports torch and vLLM again: most of the
-time of a start. A fork has them already. `fake_python.py` runs this file for ``-m vllm...``. The
-worker must be in the engine core: a worker forked from the core would keep the pipe open by which
-the API server notices the death of the core.
+On a CPU, vLLM starts the core as a new interpreter, which imports torch and vLLM again; this takes
+most of the time of a start. A forked core has imported them already. `fake_python.py` runs this
+file for ``-m vllm...``. The worker must be in the engine core: a worker forked from the core would
+keep the pipe open by which the API server notices the death of the core.
 """
 
 import multiprocessing

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from meta_tests.folders import ROOT
 
-#: Memory is sampled every second; a stored sample has fewer points.
+#: The maximum length of a stored file, in characters. Of a longer file, for example of the memory
+#: sampled every second, only the beginning and the end are stored.
 _LONGEST = 60_000
 _ROOT = str(ROOT)
 

@@ -43,8 +43,8 @@ VOCABULARY = 50_000
 SIGNS = [chr(sign) for sign in range(ord("!"), ord("~") + 1)]
 
 
-#: The harm that a prompt does when it joins decoding requests: the numbers of these requests, and
-#: the lengths of the prompt. The keys are faults.
+#: For each fault: with how many decoding requests, and with which prompt lengths, a joining prompt
+#: damages the decoding requests.
 JOINED = _DATA["joined"]
 #: For each kind of request, the number of concurrent requests from which on they get the answer of
 #: the preceding request.

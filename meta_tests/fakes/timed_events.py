@@ -43,7 +43,9 @@ def bundled(events: list[Event], burst: int) -> list[Event]:
 
 
 def late(events: list[Event], first: int, leak: float) -> list[Event]:
-    """Send the first event not before the given time, and the next ones earlier than usual.
+    """Delay the first event until the given time, and let the next ones follow faster than usual.
+
+    They follow at once, or after gaps that are shortened by the factor ``leak``.
 
     They follow at once, or after gaps that are shortened by a factor."""
     made: list[Event] = []

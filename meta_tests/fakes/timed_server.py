@@ -288,7 +288,8 @@ class TimedServer(VllmPages):
         at = [first_s]
         for made in range(tokens - 1):
             step = 1.0 / rate
-            if at[-1] < everybody_s - 1e-6:  # one token for each prompt token of another request
+            # While other requests are prefilled, one token is generated per prompt.
+            if at[-1] < everybody_s - 1e-6:
                 step = prefill_s
             if pace.lost_in_no_time and 32 <= made + 1 < 32 + pace.lost_tokens:
                 step = 0.0
@@ -481,7 +482,7 @@ def main() -> None:
     changes: dict[str, Any] = {}
     for trap in options.trap:
         changes |= TRAPS[trap]["pace"]
-    for name in DEFAULTS:  # an option for one property overrides the trap
+    for name in DEFAULTS:  # an option for one field overrides the value of --trap
         if (value := getattr(options, name, None)) is not None:
             changes[name] = value
     with contextlib.suppress(OSError):  # other busy processes must not change the timing

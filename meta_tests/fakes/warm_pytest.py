@@ -32,7 +32,7 @@ import pytest
 
 #: Variables that an interpreter reads at its start; a fork would not read them.
 READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "OMP_", "OPENBLAS_")
-#: Variables that do not change what the suite asks an interpreter.
+#: Variables that do not change the answers of an interpreter to the suite's queries.
 NOT_ASKED = ("SM121_", "PYTEST_", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 

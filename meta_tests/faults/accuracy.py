@@ -66,7 +66,8 @@ FOOLED = 0.02
 #: The time that a client itself may need on a busy machine. A slow client does not count as wrong.
 CLIENT_MS = 15.0
 PEERS_DATA = tomllib.loads((DATA / "peers.toml").read_text("utf-8"))
-#: The command of each client, and the traps for which no number is right.
+#: The command of each client, and the traps (servers whose timing misleads clients) for which no
+#: client's number is right.
 COMMANDS = PEERS_DATA["commands"]
 NO_NUMBER = PEERS_DATA["no_number"]
 TRAPS = tuple(name for name, row in ALL_TRAPS.items() if row.get("peers"))
@@ -210,8 +211,8 @@ def our_cell(url: str, plan: Plan, rounds: int) -> MeasuredCell:
 
 
 def measure_speed() -> dict[str, float]:
-    """Return how many seconds the command takes until its verdict, with and without tg128, and how
-    many llama-benchy takes."""
+    """Return how many seconds the suite takes until its verdict, with and without tg128, and how
+    many seconds llama-benchy takes."""
     _install("llama-benchy", "llama-benchy==0.4.0")
     seconds = {}
     options = ("--rate", "53", "--model", MODEL)

@@ -26,7 +26,8 @@ def nhd_as_hnd(cache: Tensor) -> Tensor:
     return cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
 
 
-#: The replacement of a method. The keys are operations and groups, then the names of mutants.
+#: The mutants of a method: their names and the functions that replace it. A key contains the
+#: method's name, and then the groups of cases that must detect the mutants.
 METHODS: dict[tuple[str, ...], dict[str, Any]] = {
     ("kv_heads", "prefill", "decode"): {
         "KV heads interleaved": lambda self, query_heads, kv_heads, device: (

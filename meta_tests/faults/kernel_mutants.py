@@ -281,7 +281,8 @@ def routed(
     return change(shares), ids.int()
 
 
-#: The replacement of a method. The keys are operations and groups, then the names of mutants.
+#: The mutants of a method: their names and the functions that replace it. A key contains the
+#: method's name, and then the groups of cases that must detect the mutants.
 METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     ("activation", "moe_activation"): {
         "gate clamped at -limit too": swiglu(gate=both),

@@ -149,9 +149,10 @@ def _test() -> str:
 class Bench:
     """A real server behind two proxies.
 
-    `limits` are two durations, which select tests by their time in the run without a fault: for a
-    pair, and for a fault that no test has detected. `part` contains the tests that take part, and
-    `options` the options of each run. A later run continues from `state`."""
+    `limits` are two numbers of seconds: how long the tests of a pair of faults may take, and after
+    how long a fault that no test has detected is given up. A test counts with its duration in the
+    run without a fault. `part` contains the tests that take part, and `options` the options of each
+    run. A later run continues from `state`."""
 
     proxies: tuple[FaultProxy, FaultProxy]
     key: str
@@ -249,7 +250,7 @@ class Bench:
     def _until_noticed(self, lie: Fault, tests: Sequence[str], row: Json) -> None:
         """Run the remaining tests, the quickest first.
 
-        The time of the selection is doubled each time."""
+        Each selection may take as long as all earlier ones together."""
         while not self.done(row, tests):
             spent = sum(self.twin.seconds[test] for test in row["asked"])
             rest = [test for test in tests if test not in row["asked"]]

@@ -39,7 +39,8 @@ class Before:
         return broken
 
 
-#: The attributes in which the provider `torch` names the classes of its steps.
+#: The attributes of the provider `torch` that contain the classes of its parts: codecs, experts and
+#: attention.
 PARTS = ("codecs_class", "experts_class", "attention_class")
 
 
@@ -65,7 +66,7 @@ def broken(right: type, **methods: Any) -> type:
 
 
 def part_of(right: type, name: str) -> str | None:
-    """Return the part of which a method is a step; None for a method of the class itself."""
+    """Return the attribute of `PARTS` whose class has this method; None if the class itself has it."""
     for part in PARTS:
         if not hasattr(right, name) and hasattr(getattr(right, part, None), name):
             return part
@@ -99,7 +100,8 @@ class Catalogue:
     def add_all(self, methods: dict[tuple[str, ...], dict[str, Any]]) -> None:
         """Register mutants with replaced methods.
 
-        The keys are operations and groups, then names.
+        A key contains the method's name and the groups that must detect its mutants; the values are
+        the mutants by their names.
         """
         for (operation, *groups), mutants in methods.items():
             for name, method in mutants.items():

@@ -1,7 +1,7 @@
 """gpt-oss with one wrong rounding (``data/rounding-faults.toml``), computed in float32.
 
-The codec puts the formats of weights into the checkpoint that is loaded. The oracle itself rounds
-the weights of the original checkpoint."""
+A server with this fault is simulated in one of two ways: it loads a checkpoint whose weights were
+already rounded (`held`), or the oracle rounds the original weights while it computes."""
 
 import dataclasses
 import tomllib
@@ -87,7 +87,8 @@ _EXPERTS: Mapping[str, rounding.Function] = {
 
 
 def with_loud_keys(name: str, tensor: Tensor) -> Tensor:
-    """Return the same model with keys larger than 448.
+    """Return a tensor of an equivalent model whose keys are larger than 448, the largest E4M3
+    value.
 
     Keys are multiplied by a factor, and queries divided by it."""
     return tensor * {"q_proj": 1 / _LOUD, "k_proj": _LOUD}.get(name.split(".")[-2], 1.0)

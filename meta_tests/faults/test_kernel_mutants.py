@@ -140,7 +140,7 @@ def test_a_right_kernel_passes(seed):
 
 
 def test_experts_without_a_share_may_be_any():
-    """If two experts have a share of zero, either choice is right.
+    """If the router gives two experts a weight of zero, either choice is right.
 
     vLLM's fused_topk takes the softmax before the top-k."""
 

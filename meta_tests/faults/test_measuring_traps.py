@@ -1,4 +1,4 @@
-"""The suite detects every trap in which a popular client gives a wrong result.
+"""The suite detects every trap: a server whose timing makes a popular client give a wrong result.
 
 `make test` runs a sample of the traps, and ``--slow`` (`make catalogues`) runs all of them."""
 
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.alone
 #: Half of the real lengths and a fast server, so that `make test` has time for a sample of the
 #: traps.
 RATE = 200.0
-#: Delays are given in ms. At half the length, these options keep their share of an answer as
-#: intended.
+#: The delays of these traps are in ms. With these options, they are the intended fraction of an
+#: answer, although answers have half of the real length.
 OPTIONS = dict.fromkeys(("late-and-leaking", "later-than-half"), ("--rate", "100"))
 OPTIONS["drift"] = ("--drift-after-s", "1.5")
 MEASURING = Measuring(rounds=5, short_rounds=2, silent_within_s=2.0, request_within_s=20.0)
@@ -154,7 +154,8 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
 
 @pytest.mark.slow("six streams at two places")
 def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
-    """If six streams run on a server that runs two at a time, the valid rate has another name."""
+    """If six streams run on a server that runs two at a time, their rate is valid, but is called
+    tg16_q6 instead of tg16_c6."""
     server = timed_server("--rate", "100", "--slots", "2")
     cell = measure(server.base_url, tmp_path, rounds=4, streams=6, slots=2)
     decode = StreamsRate().of(cell)
@@ -227,8 +228,8 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
 def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, echo):
     """The first chunk is 0 to 40 ms late, and several tokens follow it at once, as on a GPU.
 
-    At every depth, the rate is right within 0.1 %, or INVALID with this cause. Lateness without a
-    payload is found from the gaps alone, within 0.3 %."""
+    At every depth, the rate is right within 0.1 %, or INVALID with this cause. If the late chunk
+    has no additional content, the delay is found from the gaps alone, within 0.3 %."""
     options = ("--late-ms-per-1k", "1.15", "--echo", echo, "--prefill-rate", "40000")
     server = timed_server("--rate", str(rate), *options)
     plan = Plan(2048, (32, 128), (0,), Measuring(rounds=7, short_rounds=3))

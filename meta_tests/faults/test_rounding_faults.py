@@ -74,7 +74,8 @@ def judged(checkpoints, tmp_path_factory):
 def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     checkpoints, monkeypatch, cached, tmp_path
 ):
-    """In a cell that is compared with the oracle, a server that truncates passes, as vLLM on a CPU.
+    """In a cell that is compared with the oracle, a server that truncates instead of rounding
+    passes, because vLLM on a CPU truncates.
 
     A server without FP8 fails."""
     server = Server(Endpoint("http://127.0.0.1:1", "", "m"), True, "vllm", None, None, None, None)

@@ -249,7 +249,7 @@ def _(self, results, shares, ids, biases):
 
 
 def accumulated(low: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Return the sums of 32 products at a time, which are rounded after each step."""
+    """Return a product that adds 32 terms at a time, and rounds the sum after each addition."""
 
     def product(_self: Emulation, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:
         wide = times_scales(values.float(), scales)
@@ -281,8 +281,8 @@ def without_last(t: Tensor, columns: int) -> Tensor:
 
 
 RANGES = ("moe_ranges", *ANY)
-#: The replacement of a method. The keys are operations, groups if not `ANY`, and the names of
-#: mutants.
+#: The mutants of a method: their names and the functions that replace it. A key contains the
+#: method's name, and then the groups of cases that must detect the mutants, if not `ANY`.
 METHODS: dict[tuple[str, ...], dict[str, Any]] = {
     ("quantise_x",): {"x: stored scale one too high": After(lambda pair: shifted(pair, 1))},
     ("quantise_hidden",): {

@@ -1,4 +1,4 @@
-"""Run the suite on all simulated GB10s, and write the table ``--output``.
+"""Run the suite on all simulated GB10s, and write the table to the file of ``--output``.
 
 With ``--certified FILE``, a healthy one is certified, and its verdict.json is stored in FILE."""
 

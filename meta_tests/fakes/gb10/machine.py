@@ -272,7 +272,7 @@ class Machine:
         return json.loads((self.report / "verdict.json").read_text("utf-8"))
 
 
-#: A dmesg that prints messages with the time of a moment ago.
+#: A replacement for dmesg, whose messages have a time shortly before the call.
 _DMESG = """import os, time
 for line in open(os.environ["GB10_KERNEL_LOG"]):
     print(f"[{time.monotonic():12.6f}] {line}", end="")

@@ -44,7 +44,9 @@ class Profiler:
         return web.Response()
 
     async def _stop(self, _request: web.Request) -> web.Response:
-        """Write the trace. The experts' products are as slow as the step's time requires."""
+        """Write a trace of decode steps.
+
+        The times of the experts' products are scaled so that a step takes the simulated time."""
         others_us = sum(took for name, took in decode_traces.LAYER if name not in ("FC1", "FC2"))
         products_us = decode_traces.LAYER_US - others_us
         layer_us = _BUSY * self.step_s * 1e6 / _LAYERS

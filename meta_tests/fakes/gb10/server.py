@@ -1,11 +1,12 @@
 """A simulated vLLM server on a GB10, with its command line, its log and its rates.
 
 The interpreter that `machine.py` creates starts it as ``python -m
-vllm.entrypoints.openai.api_server``. It accepts, refuses, chooses and logs what the release did
-when it was executed (``tools/choices``). As the MXFP4 build it accepts the options of that build's
-parser (``mxfp4-options.txt``), and logs what the build logged on a real GB10 (``mxfp4.toml``). The
-log follows a time line (``start.toml``) on a faster clock. A real vLLM on the CPU generates the
-answers; timed requests are answered at the rates of a GB10.
+vllm.entrypoints.openai.api_server``. It accepts and refuses the same options, chooses the same
+kernels and logs the same lines as the release did when ``tools/choices`` executed it. As the MXFP4
+build it accepts the options of that build's parser (``mxfp4-options.txt``), and logs what the build
+logged on a real GB10 (``mxfp4.toml``). The log follows a time line (``start.toml``) on a faster
+clock. A real vLLM on the CPU generates the answers; timed requests are answered at the rates of a
+GB10.
 
 GB10_SETTINGS names a JSON file with `Settings`.
 """
@@ -61,7 +62,7 @@ class Release:
         same = [a for a in answers if _deciding(a.arguments) == typed]
 
         def choice_of(field: str) -> str:
-            # If options were not executed together, look them up one by one.
+            # If this combination of options was not executed, look up each option alone.
             alike = [a for a in answers if _part(a.arguments, typed, field)]
             return _only([getattr(answer, field) for answer in same or alike])
 
@@ -153,7 +154,8 @@ class Gb10(TimedServer):
         pace = Pace(echo="asked", prompts="turns", slots=self.streams, steps=steps)
         super().__init__(pace, args.served_model_name, None)
         self.drafter = drafter
-        #: The tokens of timed requests, without the first token of each.
+        #: The number of tokens that were generated in timed requests, without the first token of
+        #: each.
         self.drafted = 0
         self.root = args.model
         self.settings = settings

@@ -17,8 +17,7 @@ from meta_tests.fakes.installed import compiled
 HERE = Path(__file__).parent
 #: The name of the MXFP4 build, which is used in place of a release.
 BUILD = "mxfp4"
-#: A text in those lines that faulty and slower starts do not change: the marker of FlashInfer's
-#: workspace.
+#: The environment variable with the folder below which FlashInfer writes its cache.
 _WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
 
 
@@ -58,7 +57,8 @@ class Settings:
     #: The prefix of each line, and of the lines of the engine's worker.
     prefix: str = ""
     worker: str = ""
-    #: The tokens per second that another client gets, from the start on.
+    #: The rate at which another client gets tokens, in tokens per second, from the start of the
+    #: server on.
     tenant_rate: float = 0.0
     #: The log file of the second node, for a server on two nodes; empty for one node. The next
     #: field changes lines of single nodes: the node's rank, a pattern, and the replacement.

@@ -2,8 +2,8 @@
 
 No scenario may pass, and the same scenario without its fault (the clean twin) must pass.
 
-A module contains the cases of some items. A case is a pair of functions of a `Kit`: ``fault`` does
-what must not pass, ``clean`` does the same without the fault.
+Each module contains the cases of some items (kinds of faults). A case is a pair of functions of a
+`Kit`: ``fault`` does what must not pass, ``clean`` does the same without the fault.
 """
 
 import importlib

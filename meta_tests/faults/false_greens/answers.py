@@ -49,7 +49,10 @@ def _fork(reply: Json) -> int | None:
 
 
 def _others_text(reply: Json) -> None:
-    """Give another request's text only to answers with two right continuations.
+    """Replace the text of an answer by another request's text if two tokens are equally likely
+    somewhere in the answer.
+
+    The token ids are not replaced.
 
     The ids and texts of other requests are known."""
     if _fork(reply) is not None:

@@ -16,7 +16,7 @@ from sm121.measure.metrics.tg import DecodeRate
 
 from . import Case, Kit, Outcome
 
-#: The gate of a decode rate. The servers are 2 % below or above it.
+#: The gate of a decode rate, in tok/s. The servers' rates are 2 % below or above it.
 MINIMUM = 200.0
 BELOW = 196.0
 ABOVE = 204.0
@@ -99,8 +99,8 @@ def first_token(kit: Kit, *options: str) -> Outcome:
 
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:
-    """Return a case: a server whose rate passes only if its incomplete reports count as
-    complete."""
+    """Return a case: a server with a sufficient rate whose reports are incomplete or contradict its
+    stream, and the same server without this fault."""
     fault = judged(*options, rate=ABOVE, tokens=128)
     clean = judged(rate=ABOVE, tokens=128)
     return Case(WITNESS, name, fault, clean, expected, slow=True)

@@ -204,7 +204,8 @@ class Patcher:
 
 
 def _copy(tensor: Tensor, values: Tensor) -> None:
-    # vLLM created some of its tensors in inference mode, in which alone they can be changed.
+    # vLLM created some of its tensors in inference mode. They can only be changed in inference
+    # mode.
     with torch.inference_mode():
         tensor.copy_(values)
 

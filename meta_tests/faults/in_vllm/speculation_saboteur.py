@@ -231,7 +231,8 @@ def _(model: Patcher) -> None:
 
 @patch("a rejected token stays in the KV cache")
 def _(model: Patcher) -> None:
-    """Do not store the replacement of a rejected draft in the draft's cache slot."""
+    """After a rejection, do not write the token that replaces the draft into the draft's slot of
+    the KV cache."""
     rejected = [False]
 
     def change(row: Tensor, drafts: Tensor, _logits: Tensor, _bonus: Tensor, _m: Any) -> None:
