@@ -66,7 +66,7 @@ def broken(right: type, **methods: Any) -> type:
 
 
 def part_of(right: type, name: str) -> str | None:
-    """Return the attribute of `PARTS` whose class has this method; None if the class itself has it."""
+    """Return the attribute of `PARTS` whose class has this method; None if the class has it."""
     for part in PARTS:
         if not hasattr(right, name) and hasattr(getattr(right, part, None), name):
             return part
