@@ -288,8 +288,7 @@ class TimedServer(VllmPages):
         at = [first_s]
         for made in range(tokens - 1):
             step = 1.0 / rate
-            # While other requests are prefilled, one token is generated per prompt.
-            if at[-1] < everybody_s - 1e-6:
+            if at[-1] < everybody_s - 1e-6:  # one token for each prompt that is prefilled meanwhile
                 step = prefill_s
             if pace.lost_in_no_time and 32 <= made + 1 < 32 + pace.lost_tokens:
                 step = 0.0

@@ -1,5 +1,5 @@
-"""Two runs of one prompt are equal, equal within the noise, different but both right, or
-different."""
+"""The comparison of two runs of one prompt: equal, equal within the noise, different but both
+right, or one of them wrong."""
 
 import dataclasses
 import json
@@ -173,7 +173,8 @@ def test_two_right_answers_in_turn_are_no_degradation():
     """A prompt whose two right answers appear in turn does not count as degraded.
 
     In trap 108 of model-serving-minefield, one prompt had two answers in turn, each compared with
-    the first answer. An answer that was never as likely is wrong, however rare it is.
+    the first answer. An answer that was at no time as likely as the right one is wrong, even if it
+    is rare.
     """
     series = {"A": ATTRACTOR, "B": OTHER, "C": [at(1), at(9, 0.46, t2=0.2), at(8)]}
 

@@ -120,8 +120,10 @@ def test_a_healthy_server_misses_nothing(section, variant):
 
 
 def test_every_phrasing_of_a_fact_is_judged():
-    """All phrasings are judged, right and wrong ones, and each right one as the answer to each
-    other fact.
+    """All phrasings of a fact are judged: the right ones, the wrong ones, and the right phrasings
+    of every other fact, which are wrong here.
+
+    The tests over HTTP use three phrasings of each kind.
 
     Three of each were requested over HTTP."""
     turns = {question.id: question.turns[-1] for question in EXAM.facts.questions}

@@ -213,7 +213,7 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
         assert decided(temperature * factor)[0] >= 1 - expected_samples.MISSED
     wrong, samples = decided(temperature)
     assert wrong < expected_samples.TEMPERATURE_CHANCE
-    # With a fixed number of samples, the same bounds need 27 nats.
+    # If the number of samples were fixed, the same error bounds would need evidence of 27 nats.
     assert samples * expected_samples.evidence(top, temperature) < 12
 
 

@@ -70,7 +70,7 @@ def made(checkpoint) -> OracleFile:
 
 @pytest.fixture(scope="module")
 def served(checkpoint) -> OracleFile:
-    """The oracle's file for a server that rounds more."""
+    """The oracle's file for a server that rounds more than the checkpoint requires."""
     return oracle_making.make(checkpoint, Rounding.parse(FORMATS))
 
 
@@ -274,7 +274,7 @@ Values = dict[str, list[float]]
 
 
 def with_share(right: Values, wrong: Values, share: float) -> Values:
-    """Return right values that are changed by a share of the way to the wrong ones."""
+    """Return `right` + `share` * (`wrong` - `right`)."""
     changed = dict(right)
     for prompt, values in wrong.items():
         pairs = zip(right[prompt], values, strict=True)

@@ -339,7 +339,9 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def test_a_jit_cache_without_modules_is_one_line(tmp_path, capsys):
-    """The command printed a kernel path of which every value was null."""
+    """A JIT cache without modules is reported in one line.
+
+    Before, the command printed a kernel path of which every value was null."""
     assert cli.main(["path", "--jit-cache", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path}: no compiled modules\n"
     assert cli.main(["path", "--json", "--jit-cache", str(tmp_path)]) == 0
@@ -361,7 +363,7 @@ def test_libraries_of_no_engine_are_refused(monkeypatch, capsys):
 def test_output_whose_reader_has_ended_is_no_error(monkeypatch, capsys):
     """If the reader of the output has ended (``sm121 testlog RUN | head``), this is no error.
 
-    The command printed "expected files that can be read and written"."""
+    Before, the command printed "expected files that can be read and written"."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as unread:

@@ -100,7 +100,8 @@ def test_a_late_first_chunk_is_not_in_the_rate(by_ms, payload):
 
 
 def test_neither_a_payload_nor_a_bunch_is_where_the_clock_starts():
-    """The measured time does not begin at a payload, or at several tokens that arrive together.
+    """The measured time does not begin at a chunk with additional content (a payload), or at
+    several tokens that arrive together.
 
     After a long prompt, eighteen tokens arrived in 3 ms; a longer answer still has enough tokens
     after them."""
@@ -408,8 +409,8 @@ def test_second_clock_finds_a_stream_that_is_not_the_generation():
 
 @pytest.mark.parametrize("neighbours", [False, True])
 def test_more_rounds_say_more_of_two_clocks(neighbours):
-    """More rounds show a difference between two rates that the noise of paired answers hides, by
-    the error of a median."""
+    """More rounds show a difference between two rates that the noise of a few rounds hides, because
+    the error of a median becomes smaller."""
     pairs = [(200.0, 182.0 + 9.0 * (n % 3 - 1)) for n in range(24)]
     assert second_clock_reasons(pairs, neighbours=neighbours) == ["second_clock"] * neighbours
 

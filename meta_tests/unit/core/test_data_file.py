@@ -324,8 +324,8 @@ def test_an_unknown_key_of_the_references_is_one_line():
 
 
 def test_two_empty_lists_are_one_line():
-    """Two empty lists are reported in one line, although every mistake then also makes an array too
-    short."""
+    """A file with two empty lists is refused in one line, although pydantic also reports each empty
+    list as too short."""
 
     class Table(data_file.DataTable):
         first: tuple[str, ...] = Field(min_length=1)

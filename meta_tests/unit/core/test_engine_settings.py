@@ -1,4 +1,5 @@
-"""A setting of some releases applies to an engine of unknown release that has its options."""
+"""A setting for certain releases also applies to an engine of unknown release that has the
+setting's options."""
 
 import pytest
 

@@ -351,7 +351,7 @@ def test_certified_levels_of_the_shipped_profiles():
 
 
 def test_a_question_of_ones_own_has_no_rates_of_the_projects():
-    """A configuration that is judged by its own gates does not have the rates of the project.
+    """A configuration with gates of its own does not also have the project's gates on rates.
 
     `cutlass` has gates at one depth only: 47 tok/s at 4,096 tokens were required of a build that
     reaches 29 at depth 0."""

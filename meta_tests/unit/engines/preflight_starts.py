@@ -44,7 +44,8 @@ JIT = Needs(jit_modules=("experts", "attention_sink_window"), weights_gib=65)
 
 CUTLASS = ["--moe-backend", "flashinfer_cutlass", *MXFP8, "--attention-backend=FLASHINFER"]
 
-#: Available GiB on a Spark: 65 GiB of weights, 4 GiB of reserve, and four compiler jobs of 9.3 GiB.
+#: The available memory of a Spark in GiB. It has room for 65 GiB of weights, a reserve of 4 GiB,
+#: and four compile jobs of 9.3 GiB each.
 SPARK = 112
 
 

@@ -160,7 +160,8 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
 def test_replicas_behind_one_address_are_reported_before_the_first_test(starts, versions, text):
     """Replicas behind one address are reported before the first test.
 
-    They were reported as a crash in the middle of the run: "ended, and was perhaps started again".
+    Before, they were reported as a crash in the middle of the run: "ended, and was perhaps started
+    again".
     """
     moments = itertools.cycle(starts)
     releases = itertools.cycle(versions)

@@ -106,7 +106,8 @@ def seconds_of_a_prompt(tokens: int) -> float:
 def test_limits_are_longer_than_what_is_healthy():
     """The time limits are longer than a healthy server needs.
 
-    A full context takes two and a half minutes without a token; two were allowed."""
+    With a full context, the first token comes after two and a half minutes. Before, two minutes
+    were allowed."""
     brim = seconds_of_a_prompt(131072)
     assert 150 < brim < 165
     assert GB10.stress.stalled_after_s.value > 1.9 * brim
@@ -120,7 +121,7 @@ def test_limits_are_longer_than_what_is_healthy():
 def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
     """A drafter is not downloaded within the time limit of a start.
 
-    Cells of the matrix downloaded three Eagle3 drafters within their 300 s."""
+    Before, cells of the matrix downloaded three Eagle3 drafters within their 300 s."""
     name = "nvidia/gpt-oss-120b-Eagle3-short-context"
     config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 3}}'
     environment = {"HF_HOME": str(tmp_path)}
@@ -370,8 +371,8 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
 ):
     """An attached server is judged by the configuration that it has.
 
-    A healthy default server of 0.33, attached with its log, failed because of the layout LBNHC and
-    the rules of the configuration under test."""
+    Before, a healthy default server of 0.33, attached with its log, failed because of the layout
+    LBNHC and the rules of the configuration under test."""
     server = attached(tmp_path, version, *log_of(version, *lines))
     gb10 = target.judging_attached(SETTINGS, TARGET, server).profile
     assert gb10.under_test == configuration
@@ -435,7 +436,7 @@ OPENAPI = {
 def test_abilities_of_a_checkout_come_from_its_openapi():
     """The abilities of a source checkout are read from its openapi.json.
 
-    `0.1.dev16581` sorts before every release, and was treated as the newest one."""
+    `0.1.dev16581` sorts before every release, and before, it was treated as the newest one."""
     offers = capabilities.offered(OPENAPI)
     checkout = capabilities.capabilities_of("vllm", SOURCE_BUILD, offers=offers)
     for can in (checkout, capabilities.capabilities_of("vllm", "0.33.0")):

@@ -88,8 +88,9 @@ def test_the_log_of_a_container_is_followed_while_the_run_goes_on(run_pytest, se
     ],
 )
 def test_a_log_on_standard_input(served, tmp_path, follows):
-    """A log on standard input that does not grow with the suite's requests proves nothing, like
-    such a file."""
+    """A log on standard input that does not grow with the suite's requests proves nothing.
+
+    The same holds for a file that does not grow."""
     how = ["tail", "-n", "+1", "-f"] if follows else ["cat"]
     report = tmp_path / "report"
     words = ["--arch", "cpu", "--base-url", served.url, "--server-log", "-"]

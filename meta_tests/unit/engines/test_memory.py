@@ -277,7 +277,7 @@ def test_device_memory_of_a_process_tree(monkeypatch, driver, held, source):
 @pytest.mark.parametrize(
     ("before", "after", "device", "total", "source"),
     [
-        # 7 draws 5
+        # process 7 uses the GPU for graphics, with 5 of the unit of these rows
         pytest.param(nvml(100, {}), nvml(170, {"8": 66}), 71, 81, "(NVML)", id="a GPU"),
         pytest.param(nvml(None, {}), nvml(None, {"8": 66}), 71, 81, "(NVML)", id="GB10"),
         pytest.param(

@@ -299,8 +299,8 @@ def test_link_that_goes_down(make, second_host):
     server = make(command=command, address="10.77.0.1")
     server.start()
     assert asked(server)[0] == "200"
-    # The node of the rank has reported that it reaches this machine. A blocked port is another
-    # reason.
+    # The node of the rank has already reported that it reaches this machine. Otherwise the reason
+    # would be a blocked port.
     rank_1(server)
     link = ("ip", "-n", second_host, "link", "set", f"sm{os.getpid()}"[:13] + "b")
     subprocess.run([*link, "down"], check=True)

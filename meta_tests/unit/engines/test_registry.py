@@ -181,7 +181,7 @@ def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
 def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch, tmp_path):
     """The message of `side_by_side` says how to name an interpreter.
 
-    It named --engine-python, which the command does not have."""
+    Before, it named --engine-python, which the command does not have."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(UsageError, match=r"^sglang: .*Name its interpreter: sglang=PYTHON$"):
         side_by_side.check(side_by_side.parse("sglang"))
@@ -196,7 +196,9 @@ def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch, tmp_path):
 
 
 def test_the_advice_on_a_missing_engine_needs_no_checkout(tmp_path):
-    """It named `make env`, which an installed wheel does not have."""
+    """The advice on a missing engine can be followed without a checkout.
+
+    Before, it named `make env`, which an installed wheel does not have."""
     venv.create(tmp_path / "empty", symlinks=True)
     with pytest.raises(UsageError, match="expected an environment with vLLM") as wrong:
         side_by_side.check(side_by_side.parse(f"vllm={tmp_path / 'empty' / 'bin' / 'python'}"))

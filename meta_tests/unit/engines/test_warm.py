@@ -250,7 +250,8 @@ def test_modules_that_a_start_compiles_in_addition(arguments, names):
 def test_a_sink_module_is_there_only_for_its_own_cache(tmp_path, cache, stale, there):
     """A module of the sink wrapper counts only for its own type of cache.
 
-    A module for a BF16 cache counted for an FP8 cache, and the first start compiled again."""
+    Before, a module for a BF16 cache counted for an FP8 cache, and the first start compiled again.
+    """
     name = "batch_prefill_attention_sink_bf16_swa_True_fa2"
     library = tmp_path / "0.7.2" / "121a" / "cached_ops" / name / f"{name}.so"
     library.parent.mkdir(parents=True)

@@ -17,7 +17,9 @@ OWN = profile.load("sm121x2-gpt-oss-120b").judging("stock", "0.33.0")
 
 
 def _changed(text: str, pattern: str, instead: str | dict[str, str]) -> str:
-    """Return changed lines. `instead` is the first entry of a table whose key is in the match."""
+    """Return the text with the matches of a pattern replaced.
+
+    The replacement is the first entry of the table `instead` whose key occurs in the match."""
 
     def one(match: re.Match[str]) -> str:
         if isinstance(instead, str):

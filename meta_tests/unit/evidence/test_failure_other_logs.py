@@ -1,5 +1,5 @@
 """Failures in logs of other kinds: a compiler's text behind an engine's prefix, the Linux kernel,
-TensorRT-LLM, cut lines."""
+TensorRT-LLM, truncated lines."""
 
 import pytest
 

@@ -170,7 +170,7 @@ def test_a_fault_of_a_rank_is_named(launcher, ranks, change, wrong, silent, rema
 
 @pytest.mark.parametrize("hours", [("11-30 23", "12-01 00"), ("02-28 23", "03-01 00")])
 def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
-    """The turn of a month does not make it another start.
+    """Two logs can belong to one start even if the month changes between their lines.
 
     The logs share no id of a start, so only the time decides."""
     nodes = []

@@ -149,7 +149,8 @@ def test_outputs_of_timed_kernels_are_judged(case):
     """The outputs of timed kernels are judged.
 
     A right kernel passes. A kernel with the output of an earlier call fails, as if a call was
-    skipped. It is faster than the memory allows only if it reads much; for one token, it is not."""
+    skipped. If it reads much memory, its time is also shorter than the memory allows; for one
+    token, it is not."""
     if case.tokens > 64:
         case = dataclasses.replace(case, tokens=33)
     timed = benchmarks.build(TorchProvider(), case)
@@ -318,7 +319,7 @@ class Reusing(TorchProvider):
 
 
 class RoutingReused(TorchProvider):
-    """The same fault for the routing, which computes little."""
+    """A provider like `Reusing`, but for the routing, which computes little."""
 
     name = "reusing"
     deterministic = frozenset({"route"})

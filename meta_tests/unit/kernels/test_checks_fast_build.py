@@ -40,7 +40,9 @@ HONEST = {
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("torch", "identity"))) for n in HONEST],
 )
 def test_a_right_kernel_has_margin(name, monkeypatch):
-    """A right kernel needs two thirds of each tolerance.
+    """A right kernel uses at most two thirds of each tolerance.
+
+    Attention, which rounds the softmax weights, uses at most five sixths.
 
     Attention, which rounds the softmax weights, needs five sixths."""
     make, groups = HONEST[name]

@@ -73,7 +73,8 @@ def test_a_model_that_is_not_known_has_no_ceiling():
 
 
 def quantised(*arguments: str, **shown: object) -> roofline.Formats | None:
-    """Return the bytes that a server with the [kernel_path] of the GB10 profile reads."""
+    """Return the formats of weights and KV cache that a server with the [kernel_path] of the GB10
+    profile uses."""
     path = KernelPath(**shown)
     return roofline.served(GPT_OSS, arguments, GB10.kernel_path, path)
 
@@ -273,7 +274,8 @@ def measured(
             None,
             id="attached with its log",
         ),
-        # If a gate can be reached, there is no other explanation.
+        # If the gate can be reached, the message does not say that the memory bandwidth is the
+        # reason.
         pytest.param(
             44.0,
             {"bandwidth": 273.0},
@@ -377,9 +379,9 @@ def test_a_rate_is_held_against_the_bound_of_what_it_reads(
 ):
     """A rate is compared with the bound for the bytes that the server reads.
 
-    52 tok/s were required of machines that allow 42 to 45, without a message. `read` contains the
-    bytes per token, the bound in tok/s, and the share of the bound; `says` is the reason why no
-    gate can be reached."""
+    Before, 52 tok/s were required of machines that allow 42 to 45, without a message. `read`
+    contains the bytes per token, the bound in tok/s, and the share of the bound; `says` is the
+    reason why no gate can be reached."""
     metric, text, remarks = measured(rate, **options or {})
     assert [metric.bytes_per_token, metric.bound, metric.roofline] == [*read]
     assert metric.verdict == verdict and bool(text) == (verdict != "PASS")

@@ -52,7 +52,8 @@ def test_only_a_profile_of_a_cpu_leaves_out_an_axis(name):
 def test_an_engine_without_axes_has_no_cells_unless_somebody_asks():
     """An engine without axes has no cells unless the user requests them.
 
-    `--arch sm121 --engine sglang` was refused because of a strength that nobody had given."""
+    Before, `--arch sm121 --engine sglang` was refused because of a value of --matrix that the user
+    had not given."""
     chosen = profile.load("cpu-tiny-gpt-oss")
     space = plan.space_of(chosen, None, "sglang")
     assert not space.axes
@@ -72,7 +73,7 @@ def test_an_unknown_axis_cannot_be_left_out():
 def test_no_cells_are_computed_on_a_machine_that_examines_none(monkeypatch, strength):
     """No cells are computed on a machine that examines none.
 
-    `pytest -m sm121 --plan full --matrix=9` without a GPU was silent for 20 s."""
+    Before, `pytest -m sm121 --plan full --matrix=9` without a GPU printed nothing for 20 s."""
     monkeypatch.delattr(covering, "build")
     chosen = profile.load("sm121-gpt-oss-120b")
     settings = Settings(target=GivenTarget(profile=chosen))

@@ -67,8 +67,8 @@ def test_drafted_tokens_between_two_readings():
     ids=["as on a GB10 where the rate was halved", "never", "as expected"],
 )
 def test_a_drafter_that_is_not_accepted_misses_its_gate(accepted, verdict):
-    """A drafter of which 31 % of three drafts are accepted (14 tok/s) misses its gate; 60 to 70 %
-    are expected."""
+    """A drafter misses its gate if 31 % of its draft tokens are accepted, with drafts of three
+    tokens (14 tok/s). 60 to 70 % are expected."""
     gates = profile.load("sm121-gpt-oss-120b").judging("eagle3-short", "0.33.0").performance.gates
     required = next(each for each in gates if each.metric == "accepted_length")
     recorded = []

@@ -54,7 +54,8 @@ def test_one_percent_away_with_two_percent_noise_errs_in_one_of_a_hundred(draw, 
 
 @pytest.mark.parametrize("bound", [10, 30, 80])
 def test_repeated_looks_do_not_add_up_even_at_the_threshold_itself(bound):
-    """Repeated looks do not add up their errors, even at the threshold itself.
+    """Repeated interim tests do not add up their errors, even if the rate is exactly at the
+    threshold.
 
     This holds for any noise. At the threshold, both decisions are wrong, and both are rare."""
     for noise in (0.001, 0.02):
@@ -242,7 +243,9 @@ def tail(samples, bound=None):
     ],
 )
 def test_a_tail_is_decided_by_its_requests(within, beyond, value, bound, verdict):
-    """A percentile is decided by its requests. --percentiles sends requests up to its limit."""
+    """The gate of a percentile decides on all requests.
+
+    With --percentiles, the suite sends further requests up to the gate's limit."""
     decision = tail([500.0] * within + [value] * (beyond or 0), bound)
     assert (decision and decision.verdict.value) == verdict, decision and decision.reason
 

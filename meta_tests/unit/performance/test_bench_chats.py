@@ -97,8 +97,10 @@ def test_a_slow_chat_fails_although_completions_are_fast(time_chats, options):
 
 @pytest.mark.parametrize("minimum", [*SLOWER, RATE / 2 + 40])
 def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
-    """A server with drafts is judged by its rate in chats: 106.9 tok/s on random ids, with 90 %
-    accepted drafts, were 44.4 in chats."""
+    """A server with drafts is judged by its rate in chats.
+
+    One server decoded 106.9 tok/s on random ids, with 90 % accepted drafts, and 44.4 tok/s in
+    chats."""
     drafts = ("--trap", "speculative", "--chat-slower", "2")
     gate = minimum and Gate(metric="tg32@d0", unit="tok/s", minimum=minimum, source="test")
     if minimum is not None and minimum > RATE / 2:

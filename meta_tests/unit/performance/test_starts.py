@@ -16,7 +16,8 @@ from sm121.run.stored_benchmarks import of_benchmarks
 from sm121.run.stored_run import StoredRun
 
 GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="a test")
-#: The spread between the rounds of one start, and between the starts of one build.
+#: The spread between the rounds of one start, and between the starts of one build, as fractions of
+#: the rate (standard deviations).
 WITHIN = 0.003
 BETWEEN = 0.02
 #: The number of rounds that are sufficient for a decision.

@@ -242,7 +242,7 @@ def test_the_run_is_built(tmp_path):
 
 
 def test_an_open_run_shows_which_variables_were_removed(monkeypatch):
-    """A run shows which variables were removed when it is open.
+    """When a run opens, it shows which variables were removed.
 
     A refused run does not, because its refusal is one line."""
     begun = {}

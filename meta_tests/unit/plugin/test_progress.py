@@ -222,7 +222,7 @@ LONG = "kernel 0/2 ended | test_that_takes_long[a]"
     ],
 )
 def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, lines, expected):
-    """A long test is never silent, even if pytest prints its own lines."""
+    """While a long test runs, lines appear, even if pytest prints its own lines."""
     often = "from sm121.plugin import progress\nprogress._LINE_EVERY_S = 0.4\n"
     (tmp_path / "said_often.py").write_text(often)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

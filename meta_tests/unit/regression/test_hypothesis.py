@@ -201,7 +201,9 @@ def test_no_list_of_the_review_may_be_empty(tmp_path):
     ],
 )
 def test_a_line_of_the_review_is_a_sentence(text, tmp_path):
-    """Placeholders were refused by a list of words, which never had all of them."""
+    """A line of the review must be a sentence.
+
+    Before, placeholders were refused by a list of words, which never contained all of them."""
     tiles = (SHIPPED / "tiles.toml").read_text("utf-8")
     for name in ("assumptions", "inefficiencies", "alternatives", "upstream_todos", "experiments"):
         file = tmp_path / f"{name}.toml"

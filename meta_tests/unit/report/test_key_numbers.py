@@ -306,7 +306,8 @@ def test_a_cell_of_the_matrix_is_written_with_the_word_cell(tmp_path):
 def test_the_sentence_of_a_certificate_does_not_deny_a_level_that_ran(tmp_path):
     """The sentence about a certificate names no level as not requested if the level has run.
 
-    A page had "not asked for: stress" above "stress PASS", because --soak had run a part of it."""
+    Before, a page had "not asked for: stress" above "stress PASS", because --soak had run a part of
+    it."""
     run = report_of("pass", tmp_path).run
     run.certificate_levels = ["smoke", "performance"]
     run.levels = {name: run.levels[name] for name in ("smoke", "performance", "stress")}

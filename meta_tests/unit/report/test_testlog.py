@@ -37,7 +37,9 @@ def _invalid_number(raw):
 def test_the_test_log_has_no_delta_to_a_baseline_that_is_not_comparable(
     change, reason, tmp_path, capsys
 ):
-    """A number of another machine was divided by this run's, without a word."""
+    """The test log shows no difference from a baseline of another machine.
+
+    Before, it divided the two numbers without a remark."""
     runs = {}
     for name in ("run", "baseline"):
         runs[name] = report_runs.write("pass", tmp_path / name)

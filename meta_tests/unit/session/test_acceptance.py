@@ -113,7 +113,9 @@ def test_readings_with_few_drafts_are_no_deviation():
 
 
 def test_usual_acceptance_is_of_five_separate_minutes():
-    """The first minute of the server is its best. Four minutes are too few for a decision."""
+    """The usual acceptance rate is that of five separate minutes.
+
+    Here, the server's first minute is its best, and four minutes are too few for a decision."""
     found = every_ten_seconds(low_between(240, 300), until_s=300)
     assert found[0].lowest == pytest.approx(0.14)
     assert found[0].deviation is None

@@ -45,7 +45,9 @@ def trusted(tmp_path) -> trusted_runs.Trusted:
     ],
 )
 def test_the_golden_file_of_the_trusted_run_is_no_different_option(tmp_path, compared_with, lines):
-    """docs/another-model.md gives --record-golden in the first run, and --golden in the second."""
+    """The golden file of the trusted run does not make the two runs different.
+
+    As in docs/another-model.md, the first run has --record-golden, and the second one --golden."""
     before = Fingerprint(options={"--record-golden": "answers.json"})
     recorded = stored(a_run(*TESTS, fingerprint=before), tmp_path / "trusted")
     trusted = trusted_runs.load(str(recorded), tmp_path)

@@ -252,7 +252,10 @@ def test_a_wrong_request_is_refused(profiled, words, message):
     ids=["engine without a profiler", "another machine", "no server", "no address"],
 )
 def test_a_message_names_only_options_of_the_command(words, message, profiled, monkeypatch):
-    """Messages named --base-url, --arch and --engine-binary, which this command does not have."""
+    """A message names only options of `sm121 profile`.
+
+    Before, messages named --base-url, --arch and --engine-binary, which the command does not have.
+    """
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("cpu", ""))
     status, _, err = profiled(*words)
     assert status == (STATUS_NOT_RUN if message.startswith("NOT_RUN") else STATUS_USAGE), err
@@ -280,7 +283,9 @@ def test_a_message_names_only_options_of_the_command(words, message, profiled, m
 def test_lengths_beyond_the_context_are_refused_before_a_start(
     words, message, profiled, monkeypatch
 ):
-    """They were refused only after the server had started."""
+    """Lengths beyond the context are refused before a server is started.
+
+    Before, they were refused only after the start."""
 
     def start(_settings):
         raise AssertionError("expected no start")

@@ -22,7 +22,8 @@ DATA_FILE = TABLES_OF_GB10 / "fused_0804_kernels.csv"
 
 
 def test_a_drafter_that_drafts_nothing_fails(profiled, tmp_path):
-    """A configuration with Eagle3 computes drafts in each step, so a step has several tokens."""
+    """A drafter that drafts nothing fails, because a step of a configuration with Eagle3 has
+    several tokens."""
     words = ("--profile", "sm121-gpt-oss-120b", "--configuration", "eagle3-short")
     fault = "speculative decoding: expected steps with drafts of eagle3, got steps of one token"
     trace = decode_traces.write(tmp_path / "none.pt.trace.json", step_tokens=1)
@@ -35,7 +36,9 @@ def test_a_drafter_that_drafts_nothing_fails(profiled, tmp_path):
 
 
 def test_a_start_without_drafts_fails(profiled, start_with, tmp_path):
-    """Only a file and a URL were judged by their drafts."""
+    """A start without drafts fails.
+
+    Before, only a file and a URL were checked for drafts."""
     words = ("eagle3-short", "--profile", "sm121-gpt-oss-120b")
     fault = "speculative decoding: expected steps with drafts of eagle3, got steps of one token"
     start_with(decode_traces.write(tmp_path / "none.pt.trace.json", step_tokens=1))
@@ -49,7 +52,10 @@ def test_a_start_without_drafts_fails(profiled, start_with, tmp_path):
 
 
 def test_a_file_may_be_of_any_release_of_its_configuration(profiled, tmp_path):
-    """The MXFP4 build runs CUTLASS with its defaults, a release Marlin; a file names neither."""
+    """A file may come from any release that the configuration allows.
+
+    With its defaults, the MXFP4 build runs CUTLASS, and a release runs Marlin; the file does not
+    show the release."""
     words = ("--profile", "sm121-gpt-oss-120b", "--configuration", "stock")
     for experts in ("CUTLASS", "MARLIN"):
         trace = decode_traces.write(tmp_path / f"{experts}.pt.trace.json", experts=experts)
@@ -105,7 +111,10 @@ def test_the_named_configuration_has_backends_limits_and_bound(
 def test_the_backend_in_the_arguments_of_a_configuration_is_judged(
     profile, configuration, requested, other, profiled, tmp_path
 ):
-    """The kernels of these configurations were not judged: only their arguments name a backend."""
+    """If only the arguments of a configuration name a backend, its kernels are judged by this
+    backend.
+
+    Before, they were not judged."""
     words = ("--profile", profile, "--configuration", configuration)
     trace = decode_traces.write(tmp_path / "right.pt.trace.json", experts=requested)
     status, out, err = profiled(trace, *words)
@@ -134,7 +143,9 @@ def test_a_profile_faster_than_the_memory_allows_has_a_remark(profiled, tmp_path
 
 @pytest.mark.parametrize("words", [(), ("--configuration", "mxfp4"), ("--configuration", "stock")])
 def test_a_decode_of_another_model_fails(words, profiled, tmp_path):
-    """The trace of a model with 24 layers met each limit of gpt-oss-120b, with a remark."""
+    """A decode of another model fails.
+
+    Before, the trace of a model with 24 layers met each limit of gpt-oss-120b, with a remark."""
     words = ("--profile", "sm121-gpt-oss-120b", *words)
     fault = (
         "**Fault**: model: expected a decode step of openai/gpt-oss-120b, with experts in 36 "
@@ -149,7 +160,8 @@ def test_a_decode_of_another_model_fails(words, profiled, tmp_path):
 
 
 def test_the_layers_of_a_pipeline_are_not_judged(profiled, tmp_path):
-    """Each rank of a pipeline has a part of the layers."""
+    """With pipeline parallelism, the number of layers is not judged, because each rank has only a
+    part of them."""
     mine = tmp_path / "mine.toml"
     mine.write_text(
         "name = 'ours'\nextends = 'sm121-gpt-oss-120b'\n"

@@ -193,7 +193,9 @@ def test_a_checkpoint_without_a_readable_tokenizer_does_not_show_a_template(
 
 
 def test_the_command_prints_that_the_chats_of_a_base_model_must_be_edited(tmp_path, capsys):
-    """Otherwise, the first run is red, although the server is healthy."""
+    """The command prints that the chats of a base model must be edited.
+
+    Otherwise, the first run would fail, although the server is healthy."""
     words = ["init-profile", "--arch", "cpu", "--no-rates", "--output"]
     with another_model(chats=False, root="nobody/no-such-base-model") as url:
         cli.main([*words, str(tmp_path / "mine.toml"), "--base-url", url])
@@ -228,7 +230,9 @@ def test_a_profile_of_llama_server_is_based_on_llama_servers(draft):
 
 
 def test_tools_whose_results_are_not_read_are_left_out_with_that_reason(written):
-    """vLLM's parser of a thinking model takes an answer without tags as reasoning."""
+    """Tools whose results the model does not use are left out of the profile, with this reason.
+
+    vLLM's parser of a thinking model takes an answer without tags as reasoning."""
     with another_model(reads_results=False) as url:
         _, mine = written(url)
     assert "lacks the call's result" in mine.correctness.cannot["tools"]

@@ -45,7 +45,10 @@ def test_the_first_screen_has_the_version_of_an_attached_server(reader, version,
 
 
 def test_a_refused_run_shows_no_line_after_its_report_is_removed():
-    """A thread that still reads the environment would say that it cannot write the report."""
+    """A refused run prints nothing after its report is removed.
+
+    A thread that still reads the environment would otherwise report that it cannot write the
+    report."""
     said = []
     record = SimpleNamespace(say=lambda *words: said.append(words), log=SimpleNamespace(path=None))
     servers = SimpleNamespace(sampler=None, kept_log=None)

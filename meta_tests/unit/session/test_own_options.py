@@ -15,7 +15,10 @@ WRONG = [
 
 @pytest.mark.parametrize(("declared", "text"), WRONG)
 def test_a_wrong_value_is_refused_in_one_line(declared, text, tmp_path, monkeypatch):
-    """The rows are the wrong values of each option's kind of value, so a new option has rows."""
+    """Each wrong value of an option is refused in one line.
+
+    The rows are the wrong values that each option's kind of value contains, so a new option also
+    has rows."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as refused:
         declared.value.read(declared.name, text)

@@ -159,7 +159,8 @@ def test_a_plan_has_all_tests_that_compare(run_pytest, history):
 
 
 def test_a_plan_asks_every_section_of_a_given_exam(run_pytest):
-    """With a given exam, plan quick also asks its facts, dialogues, tools and forms."""
+    """If an exam is given, plan quick also sends the questions of its sections facts, dialogues,
+    tools and formats."""
     exam = ROOT / "fixtures" / "exams" / "canary.jsonl"
     sections = [
         "test_facts_are_known", "test_dialogues_are_followed", "test_the_right_tools_are_called",
@@ -181,7 +182,7 @@ def test_a_plan_asks_every_section_of_a_given_exam(run_pytest):
     ],
 )
 def test_a_plan_refuses_what_a_run_refuses(run_pytest, option, why):
-    """The collection alone, from which `sm121 plan` computes its answer, refuses a wrong value."""
+    """`sm121 plan`, which only collects the tests, refuses a wrong value as a run does."""
     status, run = run_pytest("--arch", "cpu", "--collect-only", option)
     assert status == 4 and why in run.output, run.output
 

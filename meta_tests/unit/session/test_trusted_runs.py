@@ -308,7 +308,9 @@ def of_a_sick_box(**fields) -> VerdictFile:
 
 
 def test_a_trusted_run_on_a_degraded_box_counts_only_for_answers(tmp_path, capsys):
-    """The rates of such a run are not judged. Both `sm121 trust` and the later run say so."""
+    """If the box of a trusted run was DEGRADED, its rates are not compared.
+
+    Both `sm121 trust` and the later run say so."""
     folder = stored(of_a_sick_box(), tmp_path / "sick")
     assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0
     assert "its answers are compared, but not its rates and times" in capsys.readouterr().out
