@@ -194,8 +194,9 @@ def test_mxfp4_linear(kernels, case):
 
 @pytest.mark.kernel_cases("prefill")
 def test_prefill_attention(kernels, case):
-    """Prefill of ragged batches is right with and without the window of 128, also with an empty
-    sequence."""
+    """Prefill of ragged batches is right with and without the sliding window of 128 tokens, also
+    with an empty sequence.
+    """
     require_none(kernels.faults(case))
 
 

@@ -172,7 +172,7 @@ LATENESS = (
     Lateness("of slow answers only", lambda _seconds, slow: 0.9 if slow else 0.0),
     Lateness("of fast answers only", lambda _seconds, slow: 0.0 if slow else 0.3),
 )
-#: The factor by which slow answers are slower.
+#: The fraction by which slow answers are slower.
 SLOWER = 0.10
 _GAPS = 31
 

@@ -40,7 +40,9 @@ _RMS_OF_CODES = math.sqrt(sum(value**2 for value in mxfp4.E2M1_VALUES) / 8)
 _EMBEDDED = 0.02
 """The RMS of the random part of the embedding."""
 _GROWTH = 1.5
-"""The squares that all layers add to the random part, as a multiple of the embedding's square."""
+"""The mean square that all layers together add to the random part of the hidden state, as a
+multiple of the embedding's mean square.
+"""
 _LOGIT = 0.08
 """The standard deviation that the random part adds to the logits of a token of median size."""
 

@@ -115,7 +115,7 @@ DEFINITIONS = {
     "x and the hidden activations": moe.Roundings(x=_PATH.x, hidden=_PATH.x),
     "these, and bfloat16 where the kernel stores it": _PATH,
 }
-"""What an oracle for MXFP8 activations may round by definition."""
+"""The roundings that an oracle for MXFP8 activations may make by definition."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The CI examples (docs/ci) are executed.
 
-The paths are a good and a faulty pull request, two that wait, a push to main, the nightly run, and
-the first run without a trusted one."""
+The paths are a good and a faulty pull request, two pull requests that wait for the same machine, a
+push to main, the nightly run, and the first run without a trusted one."""
 
 import re
 from collections.abc import Iterator

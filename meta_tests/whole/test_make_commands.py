@@ -1,4 +1,5 @@
-"""What `make conformance` and `make test` run, so that each stays within its minutes."""
+"""The commands that `make conformance` and `make test` run: each must leave out the tests for which
+its planned minutes are too few."""
 
 import os
 import subprocess

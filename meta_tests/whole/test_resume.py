@@ -316,7 +316,9 @@ def test_a_run_that_has_ended_is_not_resumed(runs, tmp_path):
 
 
 def test_a_run_that_has_ended_before_its_first_test_is_not_resumed(runs, tmp_path):
-    """A run with an obstacle has ended, although its environment was not read."""
+    """A run in which no test could run has ended, although its environment was not read.
+
+    It cannot be resumed."""
     report = tmp_path / "report"
     runs.start(report).wait()
     stream = report / events.NAME

@@ -12,7 +12,8 @@ _MARKERS = (*names.NAMES, names.ANY_GPU)
 
 @dataclass(frozen=True)
 class Known:
-    """Another plugin's information about the target. It is stored in `KNOWN` at configuration.
+    """Information about the target from another plugin, which stores it under `KNOWN` when pytest
+    is configured.
 
     Attributes:
         arch: The architecture in a file of that plugin; None if the file does not contain one.
@@ -30,7 +31,7 @@ class Target:
 
     Attributes:
         arch: The architecture; None for a GPU that is not in `names.NAMES`.
-        where: The source of the result, as text: this machine or another one.
+        where: Whose architecture it is, as text for messages: this machine's or another one's.
         asked: The architectures that the user requested with ``--arch`` or ``-m``.
         missing: The requested architectures, if none of them is available; else empty.
     """

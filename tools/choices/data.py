@@ -17,7 +17,7 @@ from sm121.core import builds, data_file, engine_arguments
 from sm121.core.versions import release
 
 FILE = Path(__file__).with_name("vllm-sm121.jsonl")
-#: For each kind of question, the options that determine the answer together.
+#: For each kind of choice (attention, experts), the options that together determine it.
 DECIDING = {
     "attention": ("attention_backend", "attention_config", "kv_cache_dtype"),
     "experts": ("moe_backend", "quantization_config"),

@@ -314,10 +314,7 @@ def test_an_answer_under_load_has_the_fields_of_the_answer_alone(change, kind):
     ],
 )
 def test_an_answer_ends_at_its_stop_string(text, ids, kind):
-    """An answer must end at its stop string.
-
-    Before, a crowd passed although the server ignored the stop string, because each answer began
-    like the one that was sent alone."""
+    """An answer must end at its stop string, even if it begins like the answer sent alone."""
     alone = Completion(" ", "stop", (1, 2), (9,), None, None, 2, 1)
     job = Job("one", {"stop": ["Paris."]}, 4, alone=alone, may_end=True)
     finish = "stop" if kind is None else "length"

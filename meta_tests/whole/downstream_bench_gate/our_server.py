@@ -1,4 +1,4 @@
-"""A stand-in for a measured server at a level, and a simulated clock."""
+"""A simulated server that has a level (its rate in tok/s), and a simulated clock."""
 
 import itertools
 import os

@@ -23,8 +23,9 @@ _REST = 1e-6
 
 _Token = TypeVar("_Token", str, int)
 Positions = Sequence[Position]
-#: Sends a request whose prompt is continued by the given token ids of the judged run, and returns
-#: the tokens that follow. Returns None if the engine does not accept token ids.
+#: A function that sends the prompt, followed by the given token ids of the judged run, and returns
+#: the tokens that the server generates next. It returns None if the engine does not accept token
+#: ids.
 Resume = Callable[[tuple[int, ...]], Positions | None]
 
 
@@ -121,7 +122,7 @@ def _walk(
 ) -> _Walk:
     """Compare the runs up to the first disagreement, or to the last token that can be judged."""
     walk = _Walk()
-    offset = 0  # the position of the other run's first token
+    offset = 0  # the position in the judged run at which the other run's tokens begin
     for position, mine in enumerate(judged):
         about = f"token {position}"
         if position - offset >= len(other):

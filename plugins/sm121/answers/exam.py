@@ -168,7 +168,7 @@ class Document(DataTable):
     needles: Entries[Needle]
 
     def text(self, tokens: int, count: Callable[[str], int]) -> str:
-        """Make the document, which is deterministic for a number of tokens.
+        """Return the document of a given length. The same length always gives the same text.
 
         Args:
             tokens: The maximum length of the document in tokens.

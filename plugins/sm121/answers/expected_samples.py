@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 from sm121.core.unmet import require
 
-#: The probability of a false alarm in a run. Half of it is for the temperature.
+#: The probability of a false alarm in a run, over all comparisons of samples. Half of it is spent
+#: on the comparison of the temperature.
 FALSE_ALARMS = 1e-3
 TEMPERATURE_CHANCE = FALSE_ALARMS / 2
 #: The number of comparisons other than that of the temperature. They share the other half.
@@ -22,14 +23,15 @@ CHANCE = TEMPERATURE_CHANCE / COMPARISONS
 ERROR = 0.1
 #: The probability of missing such an error.
 MISSED = 0.01
-#: The factors of a temperature with this error, too high or too low.
+#: The factors by which a temperature with this error is too high or too low.
 OFF = (1 + ERROR, 1 / (1 + ERROR))
 #: The bounds for the log-likelihood ratio of a wrong temperature to the requested one. Below
 #: `RIGHT`, the temperature counts as correct, above `WRONG` as wrong. The error probabilities are
 #: valid for any number of samples (Ville 1939), so sampling may continue until a bound is reached.
 RIGHT = math.log(MISSED)
 WRONG = math.log(2 / TEMPERATURE_CHANCE)
-#: Two evaluations of one softmax in float32 differ by less than this, in nats or relatively.
+#: Two computations of the same softmax in float32 differ by less than this: in nats for a
+#: log-probability, or as a fraction of a probability.
 _ROUNDING = 2e-3
 #: The minimum expected fraction in `chance_of`, so that logarithms are finite.
 _TINY = 1e-12
@@ -73,7 +75,8 @@ def likeliest(top: Top) -> str:
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return log(p / q) of a token: p at another temperature, q at the requested temperature.
+    """Return log(p / q): p is the token's probability at another temperature, q at the requested
+    one.
 
     Args:
         top: The listed tokens.
@@ -159,7 +162,8 @@ def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) ->
 
 
 def allowed(variance: float, chance: float) -> float:
-    """Return how far the number of hits may differ from the expected number.
+    """Return how far the number of samples that are a given token (hits) may be from the expected
+    one.
 
     The bound is that for a martingale with steps of at most 1 (Freedman 1975).
 
@@ -193,7 +197,7 @@ def chance_of(hits: float, expected: float, samples: int) -> float:
 
 @dataclass
 class Tally:
-    """The number of hits among samples, and the expected number."""
+    """How many samples are a given token (hits), and how many are expected to be."""
 
     hits: int = 0
     expected: float = 0.0

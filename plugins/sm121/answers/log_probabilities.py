@@ -17,10 +17,10 @@ from sm121.core.verdict import Inapplicable, NotRun
 #: The margin for the mean over generated tokens. It is larger than the margins in
 #: `oracle_tolerance`, because there are few generated tokens.
 _MARGIN_OF_GENERATED = 1.5
-#: The suite tests for a mistake only if rounding alone is unlikely to look like it: this many
-#: standard deviations of the share that rounding causes must be less than 0.5. The number is large,
-#: because the errors of adjacent tokens are correlated; a correct vLLM with gpt-oss's width reached
-#: six.
+#: The suite tests for a mistake only if rounding alone is unlikely to look like it. The share of
+#: the mistake in the log-probabilities is fitted (0: absent, 1: present); this many standard
+#: deviations that rounding causes in the share must be less than 0.5. The number is large, because
+#: the errors of adjacent tokens are correlated; a correct vLLM with gpt-oss's width reached six.
 _SIGMAS = 6.0
 #: If the fitted share of a mistake is at least this value, the mistake is present.
 _HALF = 0.5

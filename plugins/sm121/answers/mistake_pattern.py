@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from sm121.answers.oracle_file import OracleFile
 
-#: Effects of rounding that are smaller than this hardly change the weight of a token, in nats.
+#: The smallest effect of rounding on a log-probability, in nats, that changes the token's weight
+#: much.
 _NEGLIGIBLE = 0.01
 
 
@@ -51,8 +52,8 @@ class Pattern:
         if rounding is not None:
             roundings = [values for way, values in file.rounded.items() if way != "float32"]
             for errors in zip(*map(changes, roundings), strict=True):
-                # The factor is 2 / n, not 1 / n, because an estimate from one rounding is less
-                # certain than from two.
+                # The factor is 2 / n instead of 1 / n: with only one computed rounding, the noise
+                # is less certain, and is therefore assumed to be twice as large as with two.
                 noise = 2 / len(roundings) * sum(error * error for error in errors)
                 weights.append(1 / (noise + _NEGLIGIBLE**2))
         return cls(tuple(right), changes(with_mistake), tuple(weights))
@@ -68,7 +69,7 @@ class Pattern:
         return self._product(self.mistake)
 
     def share(self, observed: Sequence[float]) -> float:
-        """Return the share of the mistake in log-probabilities.
+        """Return the fitted share of the mistake in a server's log-probabilities.
 
         Args:
             observed: The log-probabilities of the pattern's tokens.

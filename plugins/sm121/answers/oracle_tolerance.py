@@ -179,7 +179,7 @@ def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleR
 def widened(
     stated: LogProbabilityTolerance, computed: LogProbabilityTolerance
 ) -> LogProbabilityTolerance:
-    """Return the stated tolerance plus twice the computed one.
+    """Return the profile's tolerance plus twice the computed one.
 
     The factor is 2, because the computed tolerance is based on few positions.
 

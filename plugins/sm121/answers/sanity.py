@@ -21,7 +21,7 @@ _TOKEN_RUN = 12
 _CYCLE_REPEATS = 6
 #: Maximum number of tokens of a cycle.
 _LONGEST_CYCLE = 16
-#: The variety is judged only in texts of at least this many tokens.
+#: The number of different tokens is judged only in texts of at least this many tokens.
 _ENOUGH = 24
 #: A smaller number of different tokens, as a fraction of all tokens, is a sign.
 _LEAST_VARIETY = 0.12

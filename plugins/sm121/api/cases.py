@@ -45,8 +45,8 @@ class Case(data_file.DataTable):
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     tier: Tier
-    #: ``refused`` means a 4xx with an error object, ``served`` means 200, ``either`` means one of
-    #: both.
+    #: ``refused`` means a 4xx with an error object, ``served`` means 200, ``either`` means either
+    #: of these.
     expect: Literal["refused", "served", "either"]
     #: The allowed statuses of a refusal; empty for any 4xx.
     status: tuple[int, ...] = ()

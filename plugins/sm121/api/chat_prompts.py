@@ -29,7 +29,8 @@ from sm121.core.verdict import NotRun
 #: current date of the server.
 START_DATE = "VLLM_SYSTEM_START_DATE"
 _DATE = re.compile(r"Current date: (\S+)")
-#: How many characters of two different texts a message shows, and how many of them are equal.
+#: A message about two different texts shows this many characters of each. The second number says
+#: how many of them come before the first difference.
 _SHOWN, _SHOWN_BEFORE = 300, 60
 
 #: The header of the answer's schema, with which a developer message ends (harmony's guide).

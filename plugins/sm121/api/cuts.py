@@ -13,8 +13,9 @@ from sm121.core.verdict import NotRun
 #: The run draws its case at random from the cheapest case and the cases that need at most this many
 #: samples.
 _CHEAP = 200
-#: With this many removed tokens expected among the samples, a value that is too loose is missed
-#: with a probability below about exp(-5).
+#: The samples are so many that a server with a value that is too loose is expected to draw this
+#: many tokens which the right value removes. The probability that it draws none is then below about
+#: exp(-5).
 _LOOSE_FACTOR = 5
 
 

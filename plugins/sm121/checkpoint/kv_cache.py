@@ -20,7 +20,7 @@ _OWN_FORM = (
     "swa_num_key_value_heads", "num_kv_shared_layers", "hybrid_layer_pattern", "linear_attn_config",
     "attn_layer_period", "attn_type_list", "block_configs",
 )  # fmt: skip
-#: Models in which each second layer has a window, although their configurations do not say it.
+#: Models in which every second layer has a window, although their configurations do not say it.
 _EVERY_SECOND = ("gpt_oss", "gemma2")
 
 

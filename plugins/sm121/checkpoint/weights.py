@@ -45,7 +45,8 @@ class Weight:
     has_scale: bool
     #: The number of values per scale; None if the values are not packed, or have no scale.
     group_size: int | None
-    #: The number of inputs of the matrix, and of scales along them; None like the group size.
+    #: The number of inputs of the matrix, and the number of scales along them. Both are None in the
+    #: cases in which the group size is None.
     inputs: int | None
     input_scales: int | None
     #: The tensor with the values, without scales and zero points.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _LENGTH = 16
-#: left by an earlier crash
+#: A file of at most this many bytes is read completely.
 _WHOLE_BYTES = 1 << 20
 #: The number of pieces. The first piece is at the file's start, the last one at its end.
 _PIECES = 16

@@ -330,7 +330,7 @@ class Profile(DataTable):
 
     @property
     def asks(self) -> str | None:
-        """The question that the configuration's gates decide; None if the profile's gates apply."""
+        """What the gates of the named configuration test, as a question; None without such gates."""
         rates = [gate for gate in self.performance.gates if gate.minimum is not None]
         if self.question is None or not rates:
             return None
