@@ -12,8 +12,7 @@ _MARKERS = (*names.NAMES, names.ANY_GPU)
 
 @dataclass(frozen=True)
 class Known:
-    """Information about the target from another plugin, which stores it under `KNOWN` when pytest
-    is configured.
+    """Information about the target that another plugin stores under `KNOWN`.
 
     Attributes:
         arch: The architecture in a file of that plugin; None if the file does not contain one.

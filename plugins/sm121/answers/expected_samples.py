@@ -75,8 +75,7 @@ def likeliest(top: Top) -> str:
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return log(p / q): p is the token's probability at another temperature, q at the requested
-    one.
+    """Return log(p / q): p is a token's probability at another temperature, q at the requested one.
 
     Args:
         top: The listed tokens.
@@ -162,8 +161,7 @@ def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) ->
 
 
 def allowed(variance: float, chance: float) -> float:
-    """Return how far the number of samples that are a given token (hits) may be from the expected
-    one.
+    """Return how far the number of hits (samples that are a given token) may be off.
 
     The bound is that for a martingale with steps of at most 1 (Freedman 1975).
 

@@ -330,7 +330,7 @@ class Profile(DataTable):
 
     @property
     def asks(self) -> str | None:
-        """What the gates of the named configuration test, as a question; None without such gates."""
+        """What the gates of the named configuration test, as a question; None if there are none."""
         rates = [gate for gate in self.performance.gates if gate.minimum is not None]
         if self.question is None or not rates:
             return None
