@@ -316,9 +316,7 @@ def test_a_run_that_has_ended_is_not_resumed(runs, tmp_path):
 
 
 def test_a_run_that_has_ended_before_its_first_test_is_not_resumed(runs, tmp_path):
-    """A run in which no test could run has ended, although its environment was not read.
-
-    It cannot be resumed."""
+    """A run in which no test could run has ended, even if its environment was not read."""
     report = tmp_path / "report"
     runs.start(report).wait()
     stream = report / events.NAME

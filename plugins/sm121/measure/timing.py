@@ -13,7 +13,7 @@ NEVER = math.inf
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
-    """Return how the tokens of all answers are counted: in the least exact of the answers' ways.
+    """Return how all answers' tokens are counted: in the least exact way that one of them needs.
 
     If an answer's final usage equals its number of chunks, each chunk was one token, and the tokens
     of the answer count as counted by ``usage``.
