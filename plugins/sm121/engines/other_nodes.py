@@ -105,18 +105,35 @@ class NoOtherNodes:
     rank: Rank | None = None
 
     def place(self, _launch: Launch) -> Placement:
-        """Return the rank from the configuration, without environment variables."""
+        """Return the rank from the configuration, without environment variables.
+
+        Args:
+            _launch: Not used, because the configuration contains the rank.
+        """
         return Placement(self.rank)
 
     def start(self, _launch: Launch) -> None:
-        """Start nothing."""
+        """Start nothing.
+
+        Args:
+            _launch: Not used, because there is no other node.
+        """
 
     def ready(self, _launch: Launch) -> tuple[Node, ...]:
-        """Return an empty tuple."""
+        """Return an empty tuple.
+
+        Args:
+            _launch: Not used, because there is no other node.
+        """
         return ()
 
     def fault(self, _launch: Launch, _settle_s: float) -> None:
-        """Return None, because there is no other node."""
+        """Return None, because there is no other node.
+
+        Args:
+            _launch: Not used.
+            _settle_s: Not used.
+        """
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
         """Return an empty mapping."""

@@ -148,6 +148,9 @@ class RayNodes:
     def place(self, _launch: Launch) -> Placement:
         """Return the environment variables with which vLLM finds the cluster.
 
+        Args:
+            _launch: Not used, because the variables are the same for each launch.
+
         Raises:
             UsageError: The cluster does not answer.
         """
@@ -163,7 +166,11 @@ class RayNodes:
         return Placement(variables=link)
 
     def start(self, _launch: Launch) -> None:
-        """Start nothing: Ray starts the ranks."""
+        """Start nothing: Ray starts the ranks.
+
+        Args:
+            _launch: Not used.
+        """
 
     def ready(self, launch: Launch) -> tuple[Node, ...]:
         """Return all nodes, and record the shared memory and the NCCL libraries of their ranks.
@@ -229,7 +236,11 @@ class RayNodes:
         return {}
 
     def nccl_by_node(self, _launch: Launch) -> Mapping[str, list[MappedLibrary]]:
-        """Return the NCCL libraries that Ray's workers had mapped when the server was ready."""
+        """Return the NCCL libraries that Ray's workers had mapped when the server was ready.
+
+        Args:
+            _launch: Not used, because `note_ranks` has recorded the libraries.
+        """
         return self._nccl
 
     def stopping(self) -> None:

@@ -65,7 +65,11 @@ class NoCrashReports:
         return end.cause
 
     def under_load(self, _load: Load | None) -> None:
-        """Do nothing, because this class writes no crash bundles."""
+        """Do nothing, because this class writes no crash bundles.
+
+        Args:
+            _load: Not used.
+        """
 
 
 @dataclass(kw_only=True)
