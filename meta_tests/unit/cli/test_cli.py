@@ -84,6 +84,21 @@ from sm121.compilation import libraries
             id="matrix --profile cpu-tiny-gpt-oss --axes nothing",
         ),
         pytest.param(
+            ("init-profile",),
+            "sm121 init-profile: expected --base-url URL, or --model DIR|ID",
+            id="init-profile, expected --base-url URL",
+        ),
+        pytest.param(
+            ("profile", "init"),
+            "sm121 init-profile: expected --base-url URL, or --model DIR|ID",
+            id="profile init, expected --base-url URL",
+        ),
+        pytest.param(
+            ("profile", "init", "--base-url", "127.0.0.1:1"),
+            "sm121 init-profile: --base-url",
+            id="profile init --base-url 127.0.0.1:1, sm121 init-profile",
+        ),
+        pytest.param(
             ("path",),
             "expected the LOG of a server, --container NAME or --libraries",
             id="path, expected the LOG of a server, --container NAME or",

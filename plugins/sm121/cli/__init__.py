@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the reason. ``merge`` returns the status of the merged run.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:2] == ["profile", "init"]:
+        words[:2] = ["init-profile"]
     if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:
         print(f"sm121 {words[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return EXIT_USAGE

@@ -185,7 +185,7 @@ def _server(request: InitRequest, arch: str, say: Say) -> Iterator[tuple[Server,
         yield _attached(request, request.base_url, say)
         return
     if request.model is None:
-        raise UsageError("init-profile: expected --base-url URL, or --model DIR|ID")
+        raise UsageError("expected --base-url URL, or --model DIR|ID")
     configuration = ServerConfiguration(
         name="served",
         engine=request.engine,
