@@ -45,7 +45,7 @@ def write(
     host_us: float = 20.0,
     slower: float = 1.0,
     only: str = "",
-    step_tokens: int = 1,
+    step_tokens: int | None = 1,
 ) -> Path:
     """Write a trace.
 
@@ -58,6 +58,7 @@ def write(
         slower: The factor on the time of the experts' products.
         only: The name of the only kernel that takes ten times as long.
         step_tokens: The number of tokens that a step computes: the model's own and the drafts.
+            None: the trace does not show it.
     """
     events = list(_events(experts, steps, layers, host_us, slower, only, step_tokens))
     content = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events, "traceName": "x"}
@@ -73,7 +74,7 @@ def _events(
     host_us: float,
     slower: float,
     only: str,
-    step_tokens: int,
+    step_tokens: int | None,
 ) -> Iterator[dict]:
     now = 1000.0
     for _ in range(steps):
@@ -88,5 +89,7 @@ def _events(
                 kernel = EXPERTS[experts] if is_product else name
                 yield event(kernel, "kernel", now, took, tid=3)
                 now += took
-        name = f"execute_context_0(0)_generation_1({step_tokens})"
+        name = "execute_context_0(0)_generation_1"
+        if step_tokens is not None:
+            name += f"({step_tokens})"
         yield event(name, "user_annotation", begun, now - begun, tid=2)

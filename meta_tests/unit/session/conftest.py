@@ -33,7 +33,7 @@ def profiled(tmp_path, capsys):
 def start_with(monkeypatch, tmp_path):
     """Replace the start of a configuration on a GB10 by a trace and a kernel path."""
 
-    def replace(trace: Path, **logged: str) -> None:
+    def replace(trace: Path, tokens_per_step: float | None = None, **logged: str) -> None:
         @contextlib.contextmanager
         def opened(settings):
             target = settings.target
@@ -53,7 +53,7 @@ def start_with(monkeypatch, tmp_path):
             run = SimpleNamespace(server=lambda: server, paths=paths, profile=profile)
             yield SimpleNamespace(run=run)
 
-        stream = StreamTime(1.02 * 36 * LAYER_US / 1e6)
+        stream = StreamTime(1.02 * 36 * LAYER_US / 1e6, tokens_per_step)
         profile = read_profile(trace)
         monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
         monkeypatch.setattr(decode_command, "open_session", opened)

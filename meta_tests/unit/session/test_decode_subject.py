@@ -51,6 +51,22 @@ def test_a_start_without_drafts_fails(profiled, start_with, tmp_path):
     assert status == 0, (out, err)
 
 
+def test_a_drafter_whose_drafts_are_unknown_is_not_run(profiled, start_with, tmp_path):
+    """It passed without a line."""
+    profile = ("--profile", "sm121-gpt-oss-120b")
+    named = (*profile, "--configuration", "eagle3-short")
+    missing = "speculative decoding: expected steps with drafts of eagle3, but neither the trace"
+    trace = decode_traces.write(tmp_path / "old.pt.trace.json", step_tokens=None)
+    status, out, err = profiled(trace, *named)
+    assert status == STATUS_NOT_RUN and missing in out, (out, err)
+    assert missing not in profiled(trace, *profile, "--configuration", "mxfp4")[1]
+    start_with(trace)
+    status, out, err = profiled("eagle3-short", *profile)
+    assert status == STATUS_NOT_RUN and missing in out, (out, err)
+    start_with(trace, tokens_per_step=2.5)
+    assert missing not in profiled("eagle3-short", *profile)[1], "the counters show the drafts"
+
+
 def test_a_file_may_be_of_any_release_of_its_configuration(profiled, tmp_path):
     """A file may come from any release that the configuration allows.
 

@@ -31,10 +31,10 @@ from sm121.performance.options import MeasuringOptions
 from sm121.session import decode_backends, decode_subject, given_engine
 from sm121.session.decode_limits import (
     faster_than_memory,
+    judge_drafts,
     limits_of,
     longest_answer,
     of_another_model,
-    undrafted,
 )
 from sm121.session.decode_subject import Subject
 from sm121.session.opening import open_session
@@ -183,7 +183,8 @@ def run(request: DecodeRequest) -> DecodeResult:
     else:
         judgement = decode_time.judge(profile, time, subject.limits, backends=subject.backends)
         faults += of_another_model(profile, subject.layers, subject.model)
-        faults += [*undrafted(profile, subject.speculative), *judgement.faults]
+        judge_drafts(judgement, profile, time, subject.speculative)
+        faults += judgement.faults
         not_run = judgement.not_run
         if subject.no_backend:
             not_run.insert(0, subject.no_backend)

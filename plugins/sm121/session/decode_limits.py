@@ -6,7 +6,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
 from sm121.evidence import decode_parts
-from sm121.evidence.decode_time import DecodeTime, Limits
+from sm121.evidence.decode_time import DecodeTime, Judgement, Limits
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import LONGEST_ANSWER, SETTLING_TOKENS
 from sm121.measure import rate_name
@@ -113,22 +113,36 @@ def longest_answer(prompt: int, tokens: int, context: int | None) -> int:
     return min(LONGEST_ANSWER, context - prompt)
 
 
-def undrafted(profile: KernelProfile, required: Sequence[str]) -> list[str]:
-    """Return a fault if a required drafter drafted nothing in the profiled steps.
+def judge_drafts(
+    judgement: Judgement, profile: KernelProfile, time: DecodeTime, required: Sequence[str]
+) -> None:
+    """Judge whether a required drafter drafted tokens in the profiled steps.
 
     Drafts from n-grams are not judged, because a text may have no repeated n-grams.
 
     Args:
+        judgement: The judgement to which the result is added.
         profile: The profiled steps.
+        time: The times of the steps, with the tokens that the server's counters show.
         required: The accepted methods of speculative decoding; empty: not known.
     """
-    can_be_absent = not required or {"none", "ngram"} & set(required)
-    if can_be_absent or profile.step_tokens != 1:
-        return []
-    return [
-        f"speculative decoding: expected steps with drafts of {' or '.join(required)}, got steps "
-        "of one token. sm121 path LOG shows whether the server loaded the drafter"
-    ]
+    if not required or {"none", "ngram"} & set(required):
+        return
+    expected = f"speculative decoding: expected steps with drafts of {' or '.join(required)}"
+    if profile.step_tokens == 1:
+        judgement.faults.insert(
+            0,
+            f"{expected}, got steps of one token. sm121 path LOG shows whether the server loaded "
+            "the drafter",
+        )
+        return
+    has_accepted = time.tokens_per_step is not None and time.tokens_per_step > 1.0
+    if profile.step_tokens is None and not has_accepted:
+        judgement.not_run.append(
+            f"{expected}, but neither the trace nor the server's /metrics show how many tokens a "
+            "step computes. Profile a running server or a start of a vLLM whose trace names the "
+            "tokens of a step: execute_context_0(0)_generation_1(4)"
+        )
 
 
 def of_another_model(profile: KernelProfile, layers: int | None, model: str) -> list[str]:
