@@ -22,6 +22,7 @@ from sm121.engines.memory import Returned
 from sm121.evidence import failure_tables, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
 from sm121.run.log_errors import LogErrors
+from sm121.run.server_decisions import logged_errors
 from sm121.run.verdict_file import BESIDE
 
 
@@ -201,6 +202,39 @@ def test_the_kernel_reports_an_error(kind):
     certain = kind in ("xid", "ecc", "config")
     assert {(error.certain, error.kind) for error in reported} == {(certain, kind)}
     assert len(reported) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("message", "observed"),
+    [
+        (
+            "NVRM: Xid (PCI:000f:01:00): 31, pid=7",
+            "xid: the driver reported Xid 31 of the GPU at PCI 000f:01:00",
+        ),
+        ("NVRM: GPU 000f:01:00.0: GPU has fallen off the bus.", "xid: NVRM"),
+        (
+            "NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62:0xffff:2477)",
+            "config: the NVIDIA driver cannot bring up the GPU",
+        ),
+        ("EDAC MC0: 1 UE memory read error on DIMM_0", "ecc: EDAC MC0"),
+        ("Memory failure: 0x1a2b: recovery action: Failed", "ecc: Memory failure"),
+        ("nvme0n1: I/O error, dev nvme0n1, sector 1234", "unknown: nvme0n1"),
+    ],
+)
+def test_a_kernel_message_is_the_same_finding_in_each_run(message, observed):
+    """Its time was a part of the finding, so `--against` called the same finding new."""
+    beginnings = (
+        "[    9.123456] ",
+        "[74215.000001] ",
+        "[   12.5][ T1234] ",
+        "[   12.5] gx10 kernel: ",
+    )
+    found = set()
+    for beginning in beginnings:
+        errors_found = of_the_kernel([f"{beginning}{message}"])
+        (decision,) = logged_errors(errors_found, "messages", ("smoke", "at the end"), str)
+        found.add(decision.facts[0].observed)
+    assert found == {observed}
 
 
 def test_unreadable_kernel_messages_are_reported_on_a_gpu(tmp_path):

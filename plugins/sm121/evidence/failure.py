@@ -92,6 +92,8 @@ class _Hit:
     entry: FailureSignature
     line: str
     summary: str
+    #: The summary without the quoted line; empty if the summary is that line.
+    steady: str = ""
 
 
 @dataclass(slots=True)
@@ -288,7 +290,8 @@ class FailureReader:
             return _Hit(best.entry, excerpt, excerpt)
         groups = {name: value or "" for name, value in best.match.groupdict().items()}
         summary = best.entry.summary.format_map(groups | {"line": excerpt})
-        return _Hit(best.entry, excerpt, log_message.cut(summary))
+        steady = best.entry.summary.format_map(groups | {"line": ""}).rstrip(": ")
+        return _Hit(best.entry, excerpt, log_message.cut(summary), steady)
 
     def kind(self) -> str | None:
         """Return the kind of the failure that the log shows, or None."""
@@ -299,6 +302,15 @@ class FailureReader:
         """Return the line on which the result of `kind` is based, or None."""
         hit = self._hits.best(ready=self.ready, died=False)
         return None if hit is None else hit.line
+
+    def steady(self) -> str:
+        """Return the summary of the failure without the quoted line, which differs between runs.
+
+        Returns:
+            Empty if the failure is not known, or if its summary is the line.
+        """
+        hit = self._hits.best(ready=self.ready, died=False)
+        return "" if hit is None else hit.steady
 
     def remedy(self) -> str | None:
         """Return a text with kind, remedy and owner, if the kind of the failure is known."""
@@ -392,10 +404,19 @@ def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
         lines: The physical lines.
         exit_code: As in `classify`.
     """
+    return read_lines(lines).cause(exit_code)
+
+
+def read_lines(lines: Iterable[str]) -> FailureReader:
+    """Return a reader that has read the lines of a log.
+
+    Args:
+        lines: The physical lines.
+    """
     reader = FailureReader()
     for line in log_lines.join_wrapped(lines):
         reader.feed(line)
-    return reader.cause(exit_code)
+    return reader
 
 
 def classify(log: Path, exit_code: int | None = None) -> Cause:

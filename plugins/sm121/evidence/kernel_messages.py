@@ -18,6 +18,9 @@ _READERS = (
 #: The time limit of such a program, in seconds.
 _READER_TIMEOUT_S = 20
 _STAMP = re.compile(r"^\S*?\s*\[\s*(\d+\.\d+)\]|^\[\s*(\d+\.\d+)\]")
+#: The beginning of a message: the time, the thread or processor (``CONFIG_PRINTK_CALLER``), and
+#: journalctl's name of this machine.
+_BEFORE_TEXT = re.compile(r"^\S*?\s*\[\s*\d+\.\d+\](?:\[\s*[TC]\d+\])?\s*(?:\S+ kernel: )?")
 _OF_NOTE = re.compile(
     r"NVRM|Xid|ut of memory|oom[-_ ]kill|Killed process|nvidia|segfault|hung task"
 )
@@ -108,6 +111,15 @@ class KernelMessages:
             if match is not None and int(match[1]) in pids:
                 lines.append(line)
         return lines
+
+
+def without_stamp(message: str) -> str:
+    """Return the text of a message, without its time and without the name of the machine.
+
+    Args:
+        message: A line of dmesg or of journalctl.
+    """
+    return _BEFORE_TEXT.sub("", message)
 
 
 def since(monotonic_s: float, starts: Sequence[tuple[float, float]] = ()) -> KernelMessages:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.evidence.failure import classify_lines
+from sm121.evidence import kernel_messages
+from sm121.evidence.failure import read_lines
 from sm121.evidence.failure_patterns import QUIET_LEVELS
 from sm121.evidence.failure_tables import any_of, load_failures
 from sm121.evidence.log_lines import LINE_LIMIT, join_wrapped
@@ -36,11 +37,8 @@ class SilentError:
     #: The line that shows the error.
     line: str
     remedy: str
-
-    @property
-    def subject(self) -> str:
-        """The part of the line that is equal in other runs: the text before its first colon."""
-        return self.line.partition(":")[0]
+    #: The part of the error that is equal in other runs.
+    subject: str
 
 
 @dataclass
@@ -72,19 +70,29 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
     """
     errors: list[SilentError] = []
     for message in messages:
-        cause = classify_lines([message])
-        line = cause.summary
-        if cause.kind == _UNKNOWN:
-            line = message.partition("] ")[2] or message
+        text = kernel_messages.without_stamp(message)
+        reader = read_lines([text])
+        cause = reader.cause(None)
         error = SilentError(
             certain=cause.kind not in _OF_MACHINE,
             kind=cause.kind,
-            line=line,
+            line=text if cause.kind == _UNKNOWN else cause.summary,
             remedy=f"{cause.remedy} (ask: {cause.owner})",
+            subject=reader.steady() or _subject(text),
         )
         if error not in errors:
             errors.append(error)
     return errors
+
+
+def _of_log(certain: bool, kind: str, line: str, remedy: str) -> SilentError:
+    """Return the error that a line of a server's log shows."""
+    return SilentError(certain, kind, line, remedy, _subject(line))
+
+
+def _subject(line: str) -> str:
+    """Return the text before the first colon of a line that the engine or the kernel wrote."""
+    return line.partition(":")[0]
 
 
 class ErrorReader:
@@ -169,13 +177,13 @@ class ErrorReader:
         excerpt = cut(line.text)
         for entry in self._never_green:
             if entry.search(line) is not None:
-                return SilentError(True, entry.kind, excerpt, entry.remedy or "")
+                return _of_log(True, entry.kind, excerpt, entry.remedy or "")
         if ended is not None and ended.of_engine:
             remedy = (
                 "read the stack in the log: the engine itself raised the exception, so it is not "
                 "the refusal of a wrong request"
             )
-            return SilentError(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, remedy)
+            return _of_log(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, remedy)
         if accepted or is_excused:
             return None
         if ended is not None or self._is_error(line):
@@ -183,7 +191,7 @@ class ErrorReader:
                 "read the log; if a healthy server logs this line, add a row [[accepted]] to "
                 "fixtures/signatures/failures.toml"
             )
-            return SilentError(False, _UNKNOWN, excerpt, remedy)
+            return _of_log(False, _UNKNOWN, excerpt, remedy)
         return None
 
     def _is_excused(self, line: LogLine, process: _Process, *, ends: bool) -> bool:
