@@ -48,8 +48,8 @@ _SAY_EVERY_S = 15.0
 #: The largest block size, in tokens, at which tests expect prefix cache hits.
 _LONGEST_BLOCK = 128
 _NO_TOKENIZER = (
-    "token ids were not compared with their text: the tokenizer.json of the served model is not "
-    "on this machine; name its checkpoint with --reference PATH"
+    "token ids were not compared with their text: the folder of the model's tokenizer.json is not "
+    "known. If it is on this machine, name the checkpoint: --reference DIR"
 )
 _NO_GOLDEN = (
     "log-probabilities were not compared with the trusted run, and the profile has no oracle: "
