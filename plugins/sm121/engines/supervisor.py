@@ -48,6 +48,10 @@ _POLITE_S = 2.0
 _POLITE_AFTER_END_S = 0.5
 #: Seconds to wait after SIGKILL until the main process has ended.
 _KILLED_WITHIN_S = 10.0
+#: The program that adds a crash bundle to verdict.json. It is a process of its own, because this
+#: layer does not know the format of verdict.json.
+_ADDS_TO_THE_VERDICT = "sm121.run.suite_killed"
+_ADDED_WITHIN_S = 60.0
 _END_OF_THE_SUITE = "end of the suite"
 #: The field ``exit_code`` of /proc/PID/stat (proc(5)), counted from the field after the state.
 _EXIT_CODE = 48
@@ -234,11 +238,17 @@ class _Supervisor:
 
         try:
             suite = pid_of(os.environ.get(OWNER, ""))
-            suite_death.write_crash_bundle(
+            bundle = suite_death.write_crash_bundle(
                 self._status, self._processes.names, self._main_pid, suite=suite
             )
+            subprocess.run(
+                [sys.executable, "-m", _ADDS_TO_THE_VERDICT, self._status.parent, bundle],
+                stdin=subprocess.DEVNULL,
+                timeout=_ADDED_WITHIN_S,
+                check=True,
+            )
         except Exception as error:  # noqa: BLE001 - the server must be ended all the same
-            _say(f"the crash bundle could not be written: {type(error).__name__}: {error}")
+            _say(f"the crash could not be recorded: {type(error).__name__}: {error}")
 
     def _redact_log(self) -> None:
         from sm121.core import redaction

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from sm121.core import templates
+from sm121.core import lenient, templates
 from sm121.core.files import write_text
 from sm121.evidence import failure, kernel_messages, process_snapshot, stacks
 
@@ -159,6 +159,19 @@ class _Part:
     file: str
     #: Returns the content of the file, or raises `Unavailable`.
     produce: Callable[[], str]
+
+
+def read_index(folder: Path) -> BundleIndex:
+    """Read bundle.json of a bundle.
+
+    Args:
+        folder: The folder of the bundle.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is damaged.
+    """
+    return lenient.validate(BundleIndex, json.loads((folder / INDEX).read_text("utf-8")))
 
 
 def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:

@@ -1,6 +1,5 @@
 """The crash bundle that a server's supervisor writes after the suite itself was killed."""
 
-import json
 import os
 import tempfile
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from sm121.core import files, redaction
+from sm121.core import redaction
 from sm121.evidence import (
     cgroup,
     crash_bundle,
@@ -27,8 +26,8 @@ _QUOTED = 3
 
 def write_crash_bundle(
     status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | None
-) -> None:
-    """Write a bundle into the report directory, and add its path to verdict.json.
+) -> Path:
+    """Write a bundle into the report directory.
 
     Args:
         status: The server's status file, which is in the report directory.
@@ -36,8 +35,11 @@ def write_crash_bundle(
         main_pid: The pid of the server's first process.
         suite: The pid of the suite; None if it is unknown.
 
+    Returns:
+        The folder of the bundle.
+
     Raises:
-        OSError: The bundle or verdict.json cannot be written.
+        OSError: The bundle cannot be written.
     """
     directory = status.parent
     secrets = redaction.secrets_of(os.environ)
@@ -68,18 +70,6 @@ def write_crash_bundle(
             "configuration": "the suite was killed; server.log contains the server's arguments",
         },
     )
-    bundle = crash_bundle.write(
+    return crash_bundle.write(
         evidence, directory / crash_bundle.FOLDER, lambda text: redaction.redact(text, secrets)
     )
-    _name_in_verdict(directory / "verdict.json", cause, str(bundle.relative_to(directory)))
-
-
-def _name_in_verdict(file: Path, cause: failure.Cause, bundle: str) -> None:
-    """Add a crash to verdict.json, if the file exists."""
-    if not file.is_file():
-        return
-    report = json.loads(file.read_text("utf-8"))
-    crash = {**cause.model_dump(include={"kind", "summary", "owner"}), "test": None}
-    report["crashes"].append({**crash, "bundle": bundle})
-    report["reason"] = f"the run has not finished: {cause.summary}"
-    files.write_text(json.dumps(report, indent=2) + "\n", file)

@@ -1,11 +1,9 @@
 """The crashes of a run: the list in verdict.json, and the contents of their bundles."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from sm121.core import lenient
-from sm121.evidence.crash_bundle import FOLDER, INDEX, BundleIndex
+from sm121.evidence.crash_bundle import FOLDER, INDEX, BundleIndex, read_index
 from sm121.run.machine_report import CrashReport
 
 _MOST_LINES = 20
@@ -104,6 +102,6 @@ def _index(folder: Path | None) -> BundleIndex | None:
     if folder is None:
         return None
     try:
-        return lenient.validate(BundleIndex, json.loads((folder / INDEX).read_text("utf-8")))
+        return read_index(folder)
     except (OSError, ValueError, RecursionError):
         return None  # the page links the folder anyway
