@@ -16,8 +16,9 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import own_options
 from sm121.session.session import Session
 
-#: Options that are left out of such a command, with the number of their values. They only set where
-#: output goes, or select other tests. ``-m`` is kept, because it may name the architecture.
+#: Options that a command to run tests again leaves out, with the number of their values. They only
+#: set where output goes, or select other tests. ``-m`` is kept, because it may name the
+#: architecture.
 _NOT_REPEATED = {
     "--report-dir": 1,
     "--junitxml": 1,

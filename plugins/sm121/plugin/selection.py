@@ -58,7 +58,8 @@ class LeftOutAs(enum.Enum):
     NO_CELLS = "no cells"
 
 
-#: The reasons for which a certificate does not miss a test: an option that adds it is not given.
+#: If a test is left out for one of these reasons, a certificate does not count it as missing: the
+#: option that adds the test was not given.
 _WITHOUT_OPTION = (LeftOutAs.WAITING, LeftOutAs.WITHOUT_SIDES, LeftOutAs.NO_CELLS)
 #: Whether a test is left out for one of these reasons.
 _NEEDS_OPTION = pytest.StashKey[bool]()

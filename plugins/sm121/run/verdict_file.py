@@ -293,7 +293,7 @@ class VerdictFile(Record):
     arch: str | None
     profile: str
     question: str | None = None
-    """The question that the configuration's gates decide; null if the profile's gates apply."""
+    """The question that the named configuration's gates test; null if the profile's gates apply."""
     started: str
     duration_s: float = 0.0
     engine: EngineReport
