@@ -306,31 +306,6 @@ def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
     assert reasons(rate_checks.check_server_clock, *arguments) == [reason] * bool(reason)
 
 
-@pytest.mark.parametrize("first_ms", [10.0, 9.9, 9.5, 12.0])
-def test_the_first_tokens_may_not_be_faster_than_those_after_them(first_ms):
-    """The first tokens must not be faster than the later ones if gaps vary so much that no start is
-    certainly late.
-
-    Otherwise, the measured time begins later."""
-
-    def made(varies_ms: float) -> TimedAnswer:
-        answered = of_ids(128)
-        gaps = [first_ms] * 31 + [10.0] * 96
-        stamps = np.cumsum([100.0, *(g + varies_ms * (-1) ** i for i, g in enumerate(gaps))])
-        answered.chunks = [
-            dataclasses.replace(chunk, at_ns=int(at * 1e6))
-            for chunk, at in zip(answered.chunks, stamps, strict=True)
-        ]
-        return answered
-
-    contradicts = ["rates_contradict"] * (first_ms == 9.5)
-    arguments = ([made(1.5)] * 5, "token_ids", 32, 0.02)
-    assert reasons(rate_checks.check_beginning, *arguments) == contradicts
-    if contradicts:
-        rate = timing.decode_rate(made(0.0), "token_ids", 32)
-        assert rate == pytest.approx(100, rel=0.001)
-
-
 def test_the_untimed_twin_holds_usage_against_ids():
     right = answer(*(event(ids=[i], counted=i + 1) for i in range(8)))
     lying = answer(*(event(ids=[i], counted=i + 1 + i // 4) for i in range(8)))

@@ -195,6 +195,12 @@ def check_beginning(
             f"same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated): they were "
             "held back with the first chunk",
         )
+    elif ratio > 1.0 + bound:
+        findings.not_checked(
+            f"rates_contradict: the first {tokens} tokens came {ratio - 1:.1%} faster than those "
+            f"after them, but the rounds differ too much to judge it: up to {bound + noise:.1%} is "
+            "tolerated, so the rate may be too high"
+        )
 
 
 def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
