@@ -42,17 +42,20 @@ conformance: $(VENV)/.installed ## judge a real vLLM on this CPU, with the check
 
 # M=measure/gate: the tests in unit/measure, and the test files of other folders of unit/ that import measure/gate.py.
 # K=gate: the tests whose file, name or case matches, as pytest's -k takes it. Both without the tests that measure time,
-# which take minutes. The tools of development are installed once.
+# which take minutes; without workers with PYTEST_ARGS='-n 0'. The tools of development are installed once.
 test: $(VENV)/.developing $(if $(K)$(M),,canary) ## lint, and the suite's own tests; M=PACKAGE/MODULE: those of a module; K=WORD: those that match
 ifdef M
 	$(PY) -m pytest meta_tests/unit/$(firstword $(subst /, ,$(MODULE))) \
-	  $$(grep -rlzP --include='test_*.py' '$(IMPORTS)' meta_tests/unit) -m 'not alone' $(if $(K),-k '$(K)') --durations=10 $(PYTEST_ARGS)
+	  $$(grep -rlzP --include='test_*.py' '$(IMPORTS)' meta_tests/unit) -m 'not alone' $(if $(K),-k '$(K)') $(PART) $(PYTEST_ARGS)
 else ifdef K
-	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' --durations=10 $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' $(PART) $(PYTEST_ARGS)
 else
 	@$(MAKE) --no-print-directory -j 2 lint beside
 	$(PY) -m pytest $(MEASURING) -m alone -n 4 $(PYTEST_ARGS)
 endif
+
+# Each worker has one thread: two threads of torch on two busy cores wait for each other.
+PART := -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 # What an import of the module M looks like, on one line or in parentheses.
 MODULE = $(patsubst plugins/%,%,$(patsubst plugins/sm121/%,%,$(M)))
