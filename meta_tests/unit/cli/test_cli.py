@@ -167,6 +167,11 @@ from sm121.compilation import libraries
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ("plan", "--arch", "cpu", "--model", "canary:fp5"),
+            "sm121 plan: model canary:fp5: expected canary:bf16 or canary:mxfp4",
+            id="plan --model canary:fp5",
+        ),
+        pytest.param(
             ("plan", "-k", "nonsense"),
             "sm121 plan: -k 'nonsense': expected the name of a check",
             id="plan -k nonsense",

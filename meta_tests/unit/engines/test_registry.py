@@ -22,7 +22,7 @@ from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
 from sm121.matrix import axes
 from sm121.matrix.space import Space
-from sm121.session import side_by_side
+from sm121.session import plan_command, side_by_side
 
 ENGINES: list[protocol.Engine] = [Vllm(), SGLang(), llama_cpp.LlamaCpp()]
 
@@ -159,6 +159,7 @@ def measured(tmp_path, monkeypatch, statuses, *, writes=True):
         (tmp_path / name / "verdict.json").write_text("{}")
     monkeypatch.setattr(side_by_side.subprocess, "run", run)
     monkeypatch.setattr(side_by_side, "check", lambda _one: None)
+    monkeypatch.setattr(side_by_side.plan_command, "plan_of", lambda _words: None)
     monkeypatch.setattr(side_by_side.comparison, "read_results", lambda report: report.name)
     monkeypatch.setattr(side_by_side.comparison, "distinct", list)
     both = [side_by_side.Contestant(name, ()) for name in ("vllm", "llama-cpp")]
@@ -176,6 +177,28 @@ def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
             measured(tmp_path, monkeypatch, (0, status))
     with pytest.raises(UsageError, match="vllm: this run has written no"):
         measured(tmp_path, monkeypatch, (0, 0), writes=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (UsageError("--tp 2: expected one GPU"), "^llama-cpp: --tp 2: expected one GPU$"),
+        (plan_command.NoPlan("usage\nno tests ran\n"), "^llama-cpp: expected .* no tests ran$"),
+    ],
+)
+def test_side_by_side_plans_each_run_before_the_first(tmp_path, monkeypatch, fault, message):
+    """A refused second engine was found after the run of the first one."""
+
+    def plan_of(words):
+        if words[-1] == "llama-cpp":
+            raise fault
+
+    monkeypatch.setattr(side_by_side, "check", lambda _one: None)
+    monkeypatch.setattr(plan_command, "plan_of", plan_of)
+    monkeypatch.setattr(side_by_side.subprocess, "run", lambda *_a, **_o: pytest.fail("a run"))
+    both = [side_by_side.Contestant(name, ("--engine", name)) for name in ("vllm", "llama-cpp")]
+    with pytest.raises(UsageError, match=message):
+        compare(both, tmp_path)
 
 
 def test_side_by_side_tells_how_to_name_an_interpreter(monkeypatch, tmp_path):

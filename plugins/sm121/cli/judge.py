@@ -2,10 +2,7 @@
 
 import argparse
 import os
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -23,12 +20,6 @@ _EVERY = (
     "the command. Each round runs the smoke and correctness checks of the plan quick, prints one "
     "line, and appends it to rounds.jsonl"
 )
-
-#: The error line of argparse, which follows the usage text.
-_PARSER_ERROR = re.compile(r"(?m)^\S.*: error: (.+)$")
-#: A usage error that another part of pytest reports, unless it contains the traceback of a failed
-#: import.
-_REFUSAL = re.compile(r"(?s)ERROR: (?!.*Traceback)(.+)")
 
 
 def add(commands: Commands) -> None:
@@ -179,38 +170,16 @@ def _add_plan(commands: Commands) -> None:
 def _plan(options: argparse.Namespace) -> int:
     """Print the checks that pytest would run, without running them."""
     from sm121.report import run_plan
-    from sm121.session import own_options
+    from sm121.session import own_options, plan_command
 
     own_options.reader(options.words)  # print a wrong value as one line, without pytest's usage
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "plan.json"
-        done = subprocess.run(
-            own_tests.command(["--collect-only", "-qq", *options.words], Path.cwd()),
-            env={**os.environ, run_plan.VARIABLE: str(file)},
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        answer = run_plan.read_answer(file)
-    refusal = answer.refusal or _refusal_of_pytest(done)
-    if refusal is not None:
-        raise UsageError(" ".join(refusal.split()))
-    if done.returncode or answer.plan is None:
-        print(done.stdout + done.stderr, end="", file=sys.stderr)
+    try:
+        plan = plan_command.plan_of(options.words)
+    except plan_command.NoPlan as error:
+        print(error.output, end="", file=sys.stderr)
         return EXIT_USAGE
-    print(run_plan.text(answer.plan), end="")
+    print(run_plan.text(plan), end="")
     return 0
-
-
-def _refusal_of_pytest(done: subprocess.CompletedProcess[str]) -> str | None:
-    """Return the error message of a pytest that stopped before it loaded the suite's plugin."""
-    if done.returncode != EXIT_USAGE:
-        return None
-    by_parser = _PARSER_ERROR.search(done.stderr)
-    if by_parser is not None:
-        return f"{by_parser[1]} (see pytest --help)"
-    by_the_rest = _REFUSAL.match(done.stderr)
-    return None if by_the_rest is None else by_the_rest[1]
 
 
 def _add_side_by_side(commands: Commands) -> None:

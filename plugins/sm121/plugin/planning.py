@@ -144,6 +144,21 @@ def of_collected(config: pytest.Config, items: Sequence[pytest.Item]) -> RunPlan
     )
 
 
+def refusal(config: pytest.Config) -> str | None:
+    """Return why the run would be refused after its tests were collected; None: it would not.
+
+    Args:
+        config: The configuration of pytest.
+    """
+    settings = config.stash[SETTINGS]
+    chosen = config.stash.get(TARGET, None)
+    if chosen is None or chosen.profile is None:
+        return None
+    if chosen.obstacle is not None or settings.base_url is not None:
+        return None
+    return target.missing_model(settings, chosen.profile)
+
+
 def _machine(chosen: Target) -> run_plan.Machine:
     identity = this_machine.identity()
     detected = architecture.detect()

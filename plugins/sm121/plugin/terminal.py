@@ -197,7 +197,8 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
             run_plan.PlanAnswer(refusal=why or "expected a test of a level, got none")
         )
         return
-    run_plan.write_answer(run_plan.PlanAnswer(plan=plan))
+    refusal = planning.refusal(config)
+    run_plan.write_answer(run_plan.PlanAnswer(plan=plan, refusal=refusal))
     terminal.section("sm121 conformance")
     terminal.write(run_plan.text(plan))
 

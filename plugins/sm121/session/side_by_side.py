@@ -14,6 +14,7 @@ from sm121.engines import registry
 from sm121.engines.protocol import Program
 from sm121.report import comparison
 from sm121.report.source import Source
+from sm121.session import plan_command
 
 _PERFORMANCE = ("performance",)
 #: The exit statuses of runs with a verdict, the worst first: FAIL and similar, NOT_RUN, PASS.
@@ -99,23 +100,27 @@ def run(
         The results of each engine, and the worst exit status.
 
     Raises:
-        UsageError: There are fewer than two engines, an engine is named twice or does not exist, or
-            a run wrote no verdict. The verdict of an earlier run does not count.
+        UsageError: There are fewer than two engines, an engine is named twice or does not exist,
+            the run of an engine would be refused, or a run wrote no verdict. The verdict of an
+            earlier run does not count.
     """
     names = [one.name for one in contestants]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError("expected two or more engines, each once: vllm llama-cpp=PROGRAM")
     modules = [own_tests.located(f"tests/test_{level}.py") for level in levels]
+    commands = {}
     for one in contestants:  # check all engines before the first run
         check(one)
+        words = [*modules, "--arch", arch, f"--report-dir={directory / one.name}"]
+        commands[one.name] = [*words, *one.options, *extra]
+        _refuse_unplanned(one.name, commands[one.name])
     sources = []
     statuses = []
     for one in contestants:
         report = directory / one.name
         before = _written(report)
         progress(f"{one.name}: {report}")
-        words = [*modules, "--arch", arch, f"--report-dir={report}", *one.options, *extra]
-        command = own_tests.command(words, Path.cwd())
+        command = own_tests.command(commands[one.name], Path.cwd())
         status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
         progress(f"{one.name}: pytest ended with {status}")
         if status not in _VERDICTS:
@@ -125,6 +130,19 @@ def run(
         statuses.append(status)
         sources.append(comparison.read_results(report))
     return comparison.distinct(sources), min(statuses, key=_VERDICTS.index)
+
+
+def _refuse_unplanned(name: str, words: Sequence[str]) -> None:
+    """Raise UsageError if pytest would refuse the run of an engine."""
+    try:
+        plan_command.plan_of(words)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+    except plan_command.NoPlan as error:
+        last_line = error.output.strip().rpartition("\n")[2]
+        raise UsageError(
+            f"{name}: expected tests to run, pytest ended with: {last_line}"
+        ) from error
 
 
 def _written(report: Path) -> tuple[int, int] | None:

@@ -399,31 +399,61 @@ def start_environment(
     return {**os.environ, **dict(configuration.environment_items(*layers))}
 
 
-def _canary(twin: str, notify: Callable[[str], None]) -> Path:
-    """Return the canary checkpoint. It is built if it is missing and its packages are installed."""
+def missing_model(settings: Settings, chosen: Profile) -> str | None:
+    """Return why the run would be refused, if its model is a canary that cannot be built here.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The profile of the run.
+
+    Returns:
+        The message; None if the canary can be built, or if the model is not a canary.
+    """
+    twin = canary.twin_of(settings.target.model or chosen.model.id)
+    return None if twin is None else _missing_canary(twin)
+
+
+def _missing_canary(twin: str) -> str | None:
+    """Return why a canary checkpoint is neither there nor can be built; None if one of them."""
     folder = canary.folder()
     if twin == "gguf":
-        return _canary_as_gguf(folder)
-    if twin not in get_args(canary_tensors.Twin):
-        raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
-    missing = [name for name in _CANARY_NEEDS if not importlib.util.find_spec(name)]
-    if not missing:
-        return canary.build(folder / twin, cast("canary_tensors.Twin", twin), progress=notify)
-    if not (folder / twin / "config.json").is_file():
-        raise UsageError(
-            "the profile's model is the canary, which is not built, and building it needs packages "
-            f"that are missing: {', '.join(missing)}. Install them, or run `sm121 canary` where "
-            "they are installed, or give --model"
-        )
-    return folder / twin
-
-
-def _canary_as_gguf(folder: Path) -> Path:
-    file = folder / "canary.gguf"
-    if not file.is_file():
-        raise UsageError(
+        file = _gguf(folder)
+        if file.is_file():
+            return None
+        return (
             f"the profile's model is the canary as GGUF: expected it at {file}, got no file. Build "
             "it in a checkout of the suite: `sm121 canary --gguf LLAMA_CPP`, where LLAMA_CPP is a "
             "checkout of llama.cpp"
         )
-    return file
+    if twin not in get_args(canary_tensors.Twin):
+        return f"model canary:{twin}: expected canary:bf16 or canary:mxfp4"
+    missing = _missing_packages()
+    if missing and not (folder / twin / "config.json").is_file():
+        return (
+            "the profile's model is the canary, which is not built, and building it needs packages "
+            f"that are missing: {', '.join(missing)}. Install them, or run `sm121 canary` where "
+            "they are installed, or give --model"
+        )
+    return None
+
+
+def _canary(twin: str, notify: Callable[[str], None]) -> Path:
+    """Return the canary checkpoint. It is built if it is missing and its packages are installed."""
+    refusal = _missing_canary(twin)
+    if refusal is not None:
+        raise UsageError(refusal)
+    folder = canary.folder()
+    if twin == "gguf":
+        return _gguf(folder)
+    if _missing_packages():
+        return folder / twin
+    return canary.build(folder / twin, cast("canary_tensors.Twin", twin), progress=notify)
+
+
+def _missing_packages() -> list[str]:
+    """Return the packages that building the canary needs and that are not installed."""
+    return [name for name in _CANARY_NEEDS if not importlib.util.find_spec(name)]
+
+
+def _gguf(folder: Path) -> Path:
+    return folder / "canary.gguf"
