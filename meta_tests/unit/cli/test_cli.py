@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import sm121.fixtures
 
+from meta_tests.fakes.servers import executable
 from meta_tests.folders import DATA
 from meta_tests.releases import needs, needs_torch
 from sm121 import cli
@@ -165,11 +166,6 @@ from sm121.compilation import libraries
             "sm121 plan: unrecognized arguments: --nonsense",
             id="plan --nonsense, sm121 plan: unrecognized arguments",
             marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("plan", "--arch", "cpu", "--model", "canary:fp5"),
-            "sm121 plan: model canary:fp5: expected canary:bf16 or canary:mxfp4",
-            id="plan --model canary:fp5",
         ),
         pytest.param(
             ("plan", "-k", "nonsense"),
@@ -400,3 +396,13 @@ def test_an_interrupted_command_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(cli, "parser", lambda: SimpleNamespace(parse_args=lambda _words: options))
     assert cli.main(["health"]) == 2
     assert capsys.readouterr().err == "sm121 health: interrupted\n"
+
+
+def test_a_plan_is_refused_without_the_models_file(tmp_path, monkeypatch, capsys):
+    """Only the run was refused, so `sm121 side-by-side` found it after the first engine's run."""
+    monkeypatch.setenv("SM121_CANARY", str(tmp_path))
+    program = executable(tmp_path / "llama-server", "echo version: 6000; exit 0")
+    words = ["--arch", "cpu", "--engine", "llama-cpp", f"--engine-binary={program}"]
+    assert cli.main(["plan", *words, "tests/test_smoke.py"]) == 4
+    expected = f"expected it at {tmp_path / 'canary.gguf'}, got no file"
+    assert expected in capsys.readouterr().err
