@@ -23,9 +23,9 @@ from sm121.core.verdict import NotRun
 #: The name of a prompt that is longer than a step's token budget and longer than a block of the
 #: prefix cache.
 _LONG = "count past two windows"
-#: The lengths of prompts with which the time saved by a prefix-cache hit is measured, in tokens.
-#: The check uses the first length whose prompt takes at least `_MEASURABLE_S` seconds longer than a
-#: short prompt.
+#: The lengths of the prompts that are tried, in tokens. A prompt is sent twice, and the time that
+#: the prefix cache saves is measured. The check uses the first length whose prompt takes at least
+#: `_MEASURABLE_S` seconds longer than a short prompt.
 _LENGTHS = (1024, 4096, 16_384)
 _MEASURABLE_S = 0.1
 #: Number of tokens of a short prompt.

@@ -16,18 +16,20 @@ from sm121.core.unmet import require
 #: on the comparison of the temperature.
 FALSE_ALARMS = 1e-3
 TEMPERATURE_CHANCE = FALSE_ALARMS / 2
-#: The number of comparisons other than that of the temperature. They share the other half.
+#: The number of comparisons other than that of the temperature. Each gets an equal part of the
+#: other half of `FALSE_ALARMS`.
 COMPARISONS = 64
 CHANCE = TEMPERATURE_CHANCE / COMPARISONS
 #: A relative error of the temperature of this size must be detected.
 ERROR = 0.1
-#: The probability of missing such an error.
+#: The probability that a temperature which is wrong by `ERROR` is not detected.
 MISSED = 0.01
 #: The factors by which a temperature with this error is too high or too low.
 OFF = (1 + ERROR, 1 / (1 + ERROR))
-#: The bounds for the log-likelihood ratio of a wrong temperature to the requested one. Below
-#: `RIGHT`, the temperature counts as correct, above `WRONG` as wrong. The error probabilities are
-#: valid for any number of samples (Ville 1939), so sampling may continue until a bound is reached.
+#: The bounds for the log-likelihood ratio of a wrong temperature to the requested one. If the ratio
+#: is below `RIGHT`, the temperature counts as correct; above `WRONG`, it counts as wrong. The error
+#: probabilities are valid for any number of samples (Ville 1939), so sampling may continue until a
+#: bound is reached.
 RIGHT = math.log(MISSED)
 WRONG = math.log(2 / TEMPERATURE_CHANCE)
 #: Two computations of the same softmax in float32 differ by less than this: in nats for a

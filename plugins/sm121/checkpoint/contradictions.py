@@ -10,7 +10,7 @@ from sm121.checkpoint.label import Label
 from sm121.checkpoint.weights import Weight
 from sm121.core.unmet import Fact
 
-#: The ``kind`` of these facts.
+#: The ``kind`` of the facts about contradictions of a checkpoint.
 KIND = "checkpoint label"
 #: The formats that are not quantised.
 _FLOATS = ("float64", "float32", "bfloat16", "float16")

@@ -32,7 +32,7 @@ class KvCache:
     full_layers: int
     #: The number of layers that cache only a window of the last tokens.
     sliding_layers: int
-    #: The size of the window, in tokens; 0 if there are no such layers.
+    #: The number of tokens in the window of the sliding layers; 0 without such layers.
     window: int
     #: The number of cached values per token and layer, keys and values together.
     values: int

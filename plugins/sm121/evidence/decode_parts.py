@@ -36,7 +36,7 @@ class DecisionRow(DataTable):
     rows: tuple[Row, ...]
     #: The decision applies if these rows take more than this share of a step.
     share: float
-    #: A description of these rows, for the report.
+    #: A description of the rows in `rows`, for the report.
     what: str
     #: What to do if the decision applies, for the report.
     then: str

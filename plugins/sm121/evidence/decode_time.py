@@ -18,7 +18,7 @@ from sm121.evidence.kernel_profile import HostTime, KernelProfile
 _LONGEST_NAME = 120
 #: The number of longest kernels in a message.
 _NAMED_KERNELS = 5
-#: The maximum length of the name of one of these kernels, in characters.
+#: The maximum length of the name of each of the longest kernels, in characters.
 _SHORT_NAME = 60
 #: A step may be shorter than the sum of its kernels by this share, because times vary between
 #: steps.

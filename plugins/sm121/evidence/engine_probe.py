@@ -104,7 +104,7 @@ def installed() -> dict[str, dict[str, str]]:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         fields = dict(reversed(_FIELD.findall(text.partition("\n\n")[0])))
         name = re.sub(r"[-_.]+", "-", fields.get("Name", "")).lower()
-        # Only the first distribution of a name is imported.
+        # If a name has several distributions, Python imports the first one.
         if not name or "Version" not in fields or name in packages:
             continue
         packages[name] = fields["Version"]

@@ -18,7 +18,7 @@ class Match:
     """A failure that a line shows."""
 
     entry: FailureSignature
-    #: The index of the first matching character.
+    #: The index of the failure's first character in the line.
     start: int
     #: The match; None if the line was truncated, so that only a part of the message is left.
     match: re.Match[str] | None = None

@@ -15,7 +15,7 @@ _READERS = (
     ("dmesg", ("dmesg",)),
     ("journalctl", ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager")),
 )
-#: The time limit of such a program, in seconds.
+#: The time limit of dmesg or journalctl, in seconds.
 _READER_TIMEOUT_S = 20
 _STAMP = re.compile(r"^\S*?\s*\[\s*(\d+\.\d+)\]|^\[\s*(\d+\.\d+)\]")
 #: The beginning of a message: the time, the thread or processor (``CONFIG_PRINTK_CALLER``), and

@@ -14,7 +14,7 @@ from sm121.evidence.kernel_proof import with_kernels
 _PARTS: tuple[Part, ...] = ("attention", "moe")
 #: How many of the longest kernels a finding names.
 _NAMED_KERNELS = 5
-#: The maximum length of the name of one of these kernels, in characters.
+#: The maximum length of the name of each of the longest kernels, in characters.
 _SHORT_NAME = 60
 #: The maximum length of the name of a wrong kernel, in characters.
 _LONGEST_NAME = 200

@@ -137,7 +137,8 @@ class _Trace:
         self.times = _Times()
         #: The times of the experts' matrix products.
         self.products = _Times()
-        #: For each of these products: 1 if its name shows that it is the first product, else 0.
+        #: For each time in `products`: 1 if the kernel's name shows that it is the first product,
+        #: else 0.
         self.first_products = bytearray()
         #: How many of the host's calls launched kernels or graphs.
         self.launches = 0

@@ -21,7 +21,7 @@ _COLUMNS = (_TIME_COLUMN, _CALLS_COLUMN, _NAME_COLUMN)
 _NSYS_TIMEOUT_S = 300.0
 #: The maximum length of nsys' message in an error, in characters.
 _LONGEST_MESSAGE = 300
-#: The dashes below the heading of a column.
+#: The dashes between a column's heading and its values in a table of nsys.
 _RULER = re.compile(r"-{4,}")
 
 

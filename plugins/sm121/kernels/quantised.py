@@ -11,7 +11,8 @@ from sm121.core.unmet import Fact
 from sm121.kernels import cases, comparison
 from sm121.oracles import mxfp4, mxfp8
 
-#: Largest values of blocks, just below and above the boundaries between two scales.
+#: The largest magnitudes in the tested blocks. They are just below and above the boundaries between
+#: two scales.
 _MXFP4_EDGES = (3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875)
 _MXFP8_EDGES = (224.0, 240.0, 256.0, 300.0, 446.0, 448.0, 450.0, 480.0, 510.0)
 #: The relative distance between a midpoint and the values next to it: the last bit of bfloat16.

@@ -18,7 +18,7 @@ from sm121.kernels.protocol import Operation
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 #: The fields of the kernel path on which the choice of a provider depends.
 Fact = Literal["moe", "attention", "attention_decode", "dtype", "kv_cache_dtype", "requantised"]
-#: The value of `requantised` for a path without such layers.
+#: The value of `requantised` for a path without evidence of requantised layers.
 _NO_LAYERS = "none"
 
 
@@ -40,8 +40,8 @@ class Rule(data_file.DataTable):
     requantised: tuple[str, ...] = ()
     #: The name of a provider in `sm121.kernels.registry`.
     provider: str | None = None
-    #: The reason why such a path has no separate kernel for the operation, so that nothing is
-    #: tested.
+    #: The reason why a path that matches this row has no separate kernel for the operation, so that
+    #: nothing is tested.
     nothing: str | None = None
     #: The reason why no provider calls the kernel that the server uses.
     unjudged: str | None = None

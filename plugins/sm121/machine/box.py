@@ -91,7 +91,7 @@ class Reading(data_file.Record):
     memory_available_gib: float
     #: The share of the CPU that processes outside the run used.
     other_load: float
-    #: The busiest of these processes.
+    #: The busiest processes outside the run.
     others: list[str] = Field(default_factory=list)
     #: Processes outside the run on the GPU; null without NVML, or if they cannot be attributed.
     gpu_others: list[int] | None = None

@@ -73,7 +73,7 @@ class MatrixFile(data_file.Record):
     baseline: dict[str, str]
     #: The reason why this engine does not have a value. The keys are ``axis=value``.
     absent: dict[str, str] = Field(default_factory=dict)
-    #: The reason why values are known not to work together. The keys are these values.
+    #: The reason why several values are known not to work together. The keys name these values.
     incompatible: dict[str, str] = Field(default_factory=dict)
     #: The reason why no evidence shows a value. The keys are ``axis=value``.
     unproven: dict[str, str] = Field(default_factory=dict)

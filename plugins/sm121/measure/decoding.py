@@ -48,11 +48,11 @@ _DEVIATION = 1.2533
 class Moment:
     """Chunks that arrived together, counted as one arrival."""
 
-    #: When the last of these chunks arrived, in nanoseconds.
+    #: When the last of the chunks arrived, in nanoseconds.
     at_ns: int
-    #: The number of tokens of the answer up to and including these chunks.
+    #: The number of tokens of the answer up to and including the chunks.
     tokens: int
-    #: The number of chunks of the answer up to and including these.
+    #: The number of chunks of the answer up to and including these chunks.
     chunks: int
     #: Whether one of these chunks carries a payload.
     payload: bool

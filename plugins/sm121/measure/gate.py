@@ -60,9 +60,9 @@ _MOST_CORRELATED = 0.95
 _SIGNIFICANT = 1.645
 #: A significant correlation is raised by this many standard errors, to be conservative.
 _HIGHER = 0.7
-#: For each N here, the mean of the last N rounds must not be on the other side of the threshold.
+#: For each of these N, the mean of the last N rounds must be on the same side as that of all.
 _ENDS = (1, 2, 3, 5, 8, 13)
-#: If such a mean is on the other side by at most this many standard errors, that may be chance.
+#: A mean on the other side by at most this many standard errors may be there by chance.
 _BY_CHANCE = 2.5
 #: The minimum relative spread. A spread of 0 only shows the resolution of the clock.
 RESOLUTION = 1e-4

@@ -202,7 +202,7 @@ class KernelTimer:
 @pytest.fixture
 def time_kernel(
     conformance: Session,
-    metric_clock: ReplayClock,  # before `benchmark`, as above
+    metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is created
     benchmark: BenchmarkFixture,
 ) -> KernelTimer:
     """Times kernels. Unlike `record_metric`, it does not read the state of the machine.

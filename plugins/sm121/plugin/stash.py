@@ -26,7 +26,7 @@ FINDING = pytest.StashKey[verdict_file.TestReport]()
 MEASURED = pytest.StashKey[int]()
 #: The known deviations of the engine that the test has excused.
 DEVIATIONS = pytest.StashKey[list[str]]()
-#: One line for each of these deviations, which describes how it appeared.
+#: One line for each deviation in `DEVIATIONS`, which describes how the deviation appeared.
 SYMPTOMS = pytest.StashKey[list[str]]()
 #: The number of servers that had been started when the test began.
 STARTS = pytest.StashKey[int]()

@@ -32,7 +32,7 @@ _STEP = 0.03
 #: The noise is estimated from differences of runs up to this many runs apart, since neighbouring
 #: runs may be correlated.
 _LAGS = 3
-#: A series needs this many runs for each such lag.
+#: If a series has fewer than `_LAGS` times this number of runs, only shorter distances are used.
 _RUNS_OF_LAG = 8
 #: Maximum number of stored runs in a chart.
 _MOST_RUNS = 60

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from sm121.core import data_file
 from sm121.run.verdict_file import LevelReport
 
-#: Maximum number of characters in a cell of such a table.
+#: Maximum number of characters in a cell of a table.
 _MOST_TEXT = 500
-#: This many of a level's counts are always shown, beginning with the first one.
+#: The number of columns that a table of levels always shows, beginning with the first one. Another
+#: column is shown only if one of the levels has such tests.
 _ALWAYS = 2
 #: Readable names of a kernel path's parts, if they differ from the field names.
 _WORDS = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["path"]

@@ -36,7 +36,7 @@ class EventLog:
         self.fold = Fold(file)
         self.path = path
         self._began = time.monotonic()
-        #: The lines that are not written yet. As long as there is no path, these are all lines.
+        #: The lines that are not written to the file yet. Without a path, all lines are kept here.
         self._pending = b""
         # A lock is needed, because the thread that samples the memory also records remarks.
         self._lock = threading.RLock()

@@ -108,8 +108,9 @@ class ServerAttached:
     started: float | None
     #: Pid and start time (ticks since boot) of its processes; empty if they are not visible.
     processes: list[tuple[int, int]]
-    #: Its counters, and digests of its other values by name, if neither of the above is known. The
-    #: values are stored as digests, because an engine may publish a secret of its command line.
+    #: Its counters, and digests of its other values by name, if neither `started` nor `processes`
+    #: is known. The values are stored as digests, because an engine may publish a secret of its
+    #: command line.
     values: dict[str, str] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     kind: Literal["server_attached"] = "server_attached"

@@ -25,7 +25,7 @@ _COLLECTS = "--collect-only"
 class _Variables(data_file.DataTable):
     names: frozenset[str]
     prefixes: tuple[str, ...]
-    #: Additional options of a run that only collects its tests.
+    #: Additional variables for a run that only collects its tests (``--collect-only``).
     collecting: frozenset[str]
 
 

@@ -19,7 +19,7 @@ class GivenSizes:
     prompt_tokens: int | None = None
     #: The number of requests in the load of the stress level.
     requests: int | None = None
-    #: The number of these requests that run at the same time.
+    #: The number of requests of the stress load that run at the same time.
     crowd: int | None = None
 
     def of(self, chosen: Profile) -> Profile:

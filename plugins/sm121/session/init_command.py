@@ -38,8 +38,8 @@ from sm121.session.profile_draft import Draft, base_profile, prompt_tokens
 _READY_WITHIN_S = 3600.0
 _STALLED_AFTER_S = 300.0
 _STOP_WITHIN_S = 60.0
-#: Maximum number of tokens of an answer to a question. The context divided by the second number is
-#: another limit.
+#: The maximum number of tokens of an answer to a question. The number of tokens in the model's
+#: context divided by `_SHARE` is another limit.
 _ANSWER_TOKENS = 1536
 _SHARE = 2
 _ROUNDS = 5

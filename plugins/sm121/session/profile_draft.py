@@ -35,7 +35,7 @@ _LEFT_OUT = re.compile(
 _OF_THE_MACHINE = ("stress", "box", "regression", "test_timeout_s")
 #: Lengths of the context before a measured prompt, in tokens.
 _DEPTHS = (512, 4096, 16384, 32768)
-#: The maximum time for the prefill of one of these depths, in seconds.
+#: The maximum time for the prefill of a context of such a length, in seconds.
 _LONGEST_PREFILL_S = 20.0
 _NO_ORACLE = "no oracle for this architecture"
 

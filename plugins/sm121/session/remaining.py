@@ -22,7 +22,7 @@ from sm121.core.time_range import NO_TIME, TimeRange
 from sm121.engines.pool import StartReport
 from sm121.session.forecast import ExpectedDuration, Forecast
 
-#: The displayed time may rise by this factor within the number of seconds below.
+#: The displayed time may rise by this factor within `_RISE_S` seconds.
 _RISE = 1.1
 _RISE_S = 10.0
 #: A run counts as slower than its forecast if it takes over a tenth longer, and at least this many

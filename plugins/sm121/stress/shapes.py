@@ -48,7 +48,7 @@ _TOP = 5
 _UNSTREAMED = 4
 #: Number of requests after which the behaviours of unruly clients repeat.
 _UNRULY_TURNS = 6
-#: Length of an answer that the client abandons, as a multiple of the other answers' length.
+#: Length of an answer that the client abandons, as a multiple of the length of other answers.
 _CANCELLED_TIMES = 8
 
 
@@ -58,7 +58,7 @@ class _Client:
 
     name: str
     behaviour: Behaviour
-    #: The length of the answer as a multiple of the other answers' length.
+    #: The length of the requested answer, as a multiple of the length of other answers.
     times: int
 
 
