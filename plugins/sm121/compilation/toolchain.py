@@ -37,7 +37,7 @@ class Compiler:
     """A working nvcc.
 
     Attributes:
-        nvcc: The program.
+        nvcc: The path of nvcc.
         root: The toolkit's folder, which contains ``include``. It is FlashInfer's CUDA_HOME.
         version: The version of nvcc.
     """
@@ -55,8 +55,8 @@ class Disassembler:
     """A working cuobjdump, and the nvdisasm that it calls.
 
     Attributes:
-        cuobjdump: The program.
-        nvdisasm: The program.
+        cuobjdump: The path of cuobjdump.
+        nvdisasm: The path of nvdisasm.
         version: The version of cuobjdump.
     """
 

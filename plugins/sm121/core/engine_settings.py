@@ -206,8 +206,8 @@ class PathValues(DataTable):
     #: How the experts' kernel rounds the activation between its two products: ``fused`` or
     #: ``unfused``.
     moe_variant: tuple[str, ...] | None = None
-    #: The fields that these releases do not log, each with the reason. A certificate does not
-    #: require these fields.
+    #: Fields that the engine does not log, each with the reason. A certificate does not require
+    #: these fields.
     not_shown: dict[NotShown, str] = Field(default={})
 
 

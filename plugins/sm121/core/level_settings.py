@@ -101,7 +101,7 @@ class AgreementBound(Statement):
 
 
 class GoldenBound(AgreementBound):
-    """Bounds on the differences from a golden file, perhaps from another build or configuration."""
+    """Bounds on the differences from a golden file, which another build may have written."""
 
     #: The largest mean KL divergence, over the most likely tokens, in nats.
     mean_divergence: Positive
@@ -194,7 +194,7 @@ class Correctness(DataTable):
     tool_calls: tuple[ToolCall, ...] = ()
     #: A prompt to which the model must respond with several tool calls in one turn.
     parallel_question: str = "What is the weather in Paris and in Tokyo?"
-    #: The number of calls that this prompt requires.
+    #: The number of calls that ``parallel_question`` requires.
     parallel_calls: Annotated[int, Field(ge=2)] = 2
     #: The number of tries of each chat and tool call, all of which must pass (pass^k).
     repeats: Count = 3
@@ -319,7 +319,7 @@ class TimedChats(Statement):
     at_least: Count = 512
     #: The length at which an answer is truncated, in tokens.
     at_most: Count = 1024
-    #: The minimum rate of these answers, as a fraction of the decode rate of the plan's longest
+    #: The minimum decode rate of the chats, as a fraction of the decode rate of the plan's longest
     #: answers. If None, there is no minimum.
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
@@ -400,11 +400,11 @@ class Box(DataTable):
     #: The memory bandwidth of healthy machines. A gate uses it as long as the bandwidth was not
     #: measured.
     healthy_gb_s: Band | None = None
-    #: The SM clock of a healthy GPU under load.
+    #: The SM clock of a healthy GPU under load, in MHz.
     sm_clock_mhz: Sourced | None = None
     #: What to do if the clock is below half of ``sm_clock_mhz`` and no power limit explains this.
     sm_clock_remedy: str | None = None
-    #: A GPU with at least this SM clock is not capped.
+    #: A GPU whose SM clock is at least this many MHz counts as not capped.
     sm_clock_uncapped_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None
     #: Whether a healthy machine reaches its power limit under load, as data-centre GPUs do. If
@@ -425,8 +425,8 @@ class MatrixPlan(DataTable):
 
     #: The axes: the name of a file in ``fixtures/matrix``, or a path.
     axes: str = Field(min_length=1)
-    #: Axes of that file that are not varied, with the reasons. With ``--matrix-axes``, all axes are
-    #: varied.
+    #: The axes in the file of ``axes`` that are not varied, with the reasons. With
+    #: ``--matrix-axes``, all axes are varied.
     left_out: dict[str, str] = Field(default_factory=dict)
     #: All combinations of values of this many axes are covered (2: pairwise).
     strength: Count = 2
@@ -435,11 +435,11 @@ class MatrixPlan(DataTable):
     #: The number of tokens of each answer that are compared.
     answer_tokens: Count = 24
     stress_requests: Count = 8
-    #: The length of the prompt in a cell's performance sample, which has one stream.
+    #: The length of the prompt in a cell's performance sample, which has one stream, in tokens.
     prompt_tokens: Count = 128
-    #: The length of the answer in that sample.
+    #: The length of the answer in a cell's performance sample, in tokens.
     generated_tokens: Count = 32
-    #: The number of rounds of that sample.
+    #: The number of rounds of a cell's performance sample.
     rounds: Annotated[int, Field(ge=2)] = 6
     short_rounds: Annotated[int, Field(ge=0)] = 3
     warm_up_requests: Count = 4

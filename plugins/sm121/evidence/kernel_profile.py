@@ -43,7 +43,7 @@ class HostTime(Record):
     wall_s: float
     """Seconds from the start of the first kernel to the end of the last one."""
     busy_s: float
-    """The part of these seconds in which a kernel ran."""
+    """The part of ``wall_s`` in which a kernel ran."""
     launches: int | None = None
     """The number of the host's calls that launched a kernel or a graph; null if the trace has no
     such calls."""
@@ -53,7 +53,7 @@ class ExpertProducts(Record):
     """The launches of the experts' two matrix products, whose kernels often have the same name."""
 
     pairs: int
-    """The number of launches of each product."""
+    """The number of pairs of launches: one of the first product, and one of the second."""
     first_s: float
     second_s: float
 

@@ -19,7 +19,7 @@ LIMIT = 7.0
 BELOW_LIMIT = -(LIMIT + 1.0)
 #: The root mean square of a random E2M1 value times a random scale of 1/2, 1 or 2.
 _SPREAD = 3.87
-#: The code of 1 in E2M1.
+#: The E2M1 code of the number 1.
 _E2M1_ONE = 2
 
 

@@ -67,7 +67,7 @@ class Device(data_file.Record):
     matrix_tflop_s: float
     matrix_spread: float
     matrix_method: str
-    #: The median clock under load.
+    #: The median SM clock under load, in MHz.
     sm_clock_mhz: int | None = None
     power_w: float | None = None
     temperature_c: int | None = None
@@ -75,7 +75,7 @@ class Device(data_file.Record):
     throttled: bool | None = None
     #: The share of the samples under load in which a power cap throttled the clocks.
     power_capped: float | None = None
-    #: The limit in force.
+    #: The power limit in force, in watts.
     power_limit_w: float | None = None
     power_limit_default_w: float | None = None
 

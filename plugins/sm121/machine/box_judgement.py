@@ -60,7 +60,8 @@ def judge_machine(
         return BoxJudgement(BoxState.UNKNOWN, "the machine was not measured")
     defects = []
     for name, reading in readings.items():
-        # The load after the measurements counts only if the load during them is unknown.
+        # A load by other processes that was measured after the measurements counts only if their
+        # load during the measurements is unknown.
         counts_load = name == "before" or load_during is None
         for line in _defects(reference, reading, load=counts_load):
             defects.append(f"{name} the measurements: {line}")

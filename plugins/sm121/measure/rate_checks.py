@@ -22,7 +22,7 @@ _BUNCHED_SHARE = 0.25
 _PAUSE = 3.0
 #: See `_PAUSE`: the fraction of the time to the first chunk.
 _PAUSE_SHARE = 0.1
-#: Such a pause is judged only in answers of at least this many chunks.
+#: A pause after a first chunk without text is judged only in answers of at least this many chunks.
 _GAPS = 4
 #: Differences of up to this many standard errors of a median count as noise.
 _NOISE = 3.0

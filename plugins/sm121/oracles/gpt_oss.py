@@ -114,7 +114,7 @@ class Latest(Sequence[Any]):
         if not 0 <= index < self._length:
             raise IndexError(index)
         if self._last is None or self._last[0] != index:
-            self._last = None  # freed before the next one is read
+            self._last = None  # frees the last item before the next one is read
             self._last = (index, self._read(index))
         return self._last[1]
 

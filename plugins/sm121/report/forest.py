@@ -16,7 +16,7 @@ _MOST_TICKS = 5
 _REACH = 1.0
 #: Margin at the ends of the axis, as a fraction of its length.
 _MARGIN = 0.06
-#: The length of an axis on which nothing changed.
+#: The margins of an axis on which all changes are 0 are computed from this length.
 _LEAST_SPREAD = 0.02
 #: Distances between two ticks.
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)

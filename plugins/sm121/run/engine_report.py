@@ -21,17 +21,17 @@ class ServedKernel(Record):
     component: str
     """The field of the path that names the kernel."""
     backend: str | None
-    """The value of that field; null if nothing shows it."""
+    """The value of the field that ``component`` names; null if nothing shows it."""
     attention_decode: str | None = None
     """FlashInfer's kernel for decode, if it decides which provider judges; otherwise null."""
     provider: str | None = None
     """The provider that calls this kernel; null if none does."""
     judged: bool | None = None
-    """Whether a test judged it; null if the path has no kernel for the operation."""
+    """Whether a test judged the kernel; null if the path has no kernel for the operation."""
     cases: int = 0
     """The number of the provider's cases that passed or failed."""
     why: str = ""
-    """Why it was not judged, or need not be judged."""
+    """Why the kernel was not judged, or need not be judged."""
 
 
 class NodeReport(Record):
@@ -39,12 +39,12 @@ class NodeReport(Record):
 
     rank: int | None
     node: str
-    """The name or the address of its machine, or the log that shows the rank."""
+    """The name or the address of the rank's machine, or the log that shows the rank."""
     version: str | None = None
     path: dict[str, str] = Field(default_factory=dict)
     """The rank's own values of the kernel path."""
     transport: Transport | None = None
-    """The transport of its bytes to the other ranks."""
+    """The transport of the rank's bytes to the other ranks."""
     memory_available_gib: float | None = None
 
     @classmethod

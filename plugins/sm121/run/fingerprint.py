@@ -39,7 +39,7 @@ class Fingerprint(Record):
     profile_shipped: bool | None = None
     """Whether the profile is the one of this name that ships with the suite."""
     extends: str | None = None
-    """The profile that it extends; ``profile`` is the digest of the resolved profile."""
+    """The profile that the run's profile extends; null if there is none."""
     plan: str = FULL
     """The plan of the profile (``--plan``), which selects the checks."""
     axes: str | None = None

@@ -21,7 +21,7 @@ class BoxReport(Record):
     before: Reading | None = None
     after: Reading | None = None
     load_during: float | None = None
-    """The share of the CPU that other processes took between the readings."""
+    """The share of the CPU that processes outside the run used between the readings."""
 
     @property
     def looked_at(self) -> bool:

@@ -16,6 +16,6 @@ class ShardReport(Record):
     index: int
     of: int
     tests: list[ShardTest]
-    """All tests of the whole run, in its order."""
+    """All tests of the whole run, in the order in which they run."""
     compared: bool = False
     """Whether ``--benchmark-compare`` was given: it is then given to each shard of the run."""

@@ -82,21 +82,21 @@ class TestReport(Record):
     skipped: bool = False
     waived: bool = False
     severity: Severity = Severity.BLOCKER
-    """The severity of its failure; for a passed test, the severity that a failure would have."""
+    """The severity of the test's failure; for a passed test, the severity of a possible failure."""
     tolerated: Literal["known", "listed"] | None = None
-    """Why its failure does not count: the run of ``--against`` has it too, or the profile tolerates
-    its severity."""
+    """Why the test's failure does not count: the run of ``--against`` has it too, or the profile
+    tolerates its severity."""
     kernel: JudgedKernel | None = None
     """The kernel that a test of the numerics judged; null for other tests."""
     ability: str | None = None
     """The ability that the engine needs for the test: ``oracle`` for answers like the oracle's."""
     metrics: list[str] = Field(default_factory=list)
-    """The names of the metrics that it measured; of an option's decision, those that it judged."""
+    """The metrics that the test measured; for a decision of an option, those that it judged."""
     deviations: list[str] | None = None
     """The known deviations of this engine's version that the test found and did not count as
     failures; null if the test looks for none."""
     symptoms: list[str] = Field(default_factory=list)
-    """The symptom of each of these deviations, one line."""
+    """The symptom of each deviation in ``deviations``, in one line."""
     known_bug: str | None = None
     """The known bug of the engine that explains the failure, with its versions and its link."""
 
@@ -186,12 +186,12 @@ class MetricReport(Record):
     bytes_per_token: int | None = None
     """The bytes that the engine reads for a token, by its formats; null if they are not known."""
     out_of_reach: str | None = None
-    """Why the gate cannot be reached with these bytes, and which configuration could reach it."""
+    """Why the gate cannot be reached with ``bytes_per_token``; a configuration that could do so."""
     case: str | None = None
     """The case of a kernel's time, with its sizes; null for a server's metric."""
     configuration_gate: ConfigurationGate | None = None
-    """The own gate of the configuration under test, if the project's gate failed: the published
-    rate of that configuration less a tenth. Null if the configuration has none."""
+    """If the gate in force failed: the gate that the profile sets for the configuration under test
+    only, and its verdict. Null if the configuration has none."""
     texts: list[str] | None = None
     """The fixed texts that a server with speculative decoding answered."""
     accepted_length: float | None = None
@@ -199,7 +199,7 @@ class MetricReport(Record):
     acceptance_rate: float | None = None
     """The fraction of the draft tokens that was accepted."""
     verdict: Verdict = Verdict.NOT_RUN
-    """NOT_RUN with a value: the metric was measured on a busy machine, and has no gate."""
+    """The verdict; NOT_RUN with a value: it was measured on a busy machine, and has no gate."""
 
     @property
     def gated(self) -> bool:

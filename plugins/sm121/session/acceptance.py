@@ -117,7 +117,7 @@ class Acceptance:
         if self._samples and _fell(self._samples[-1].counters, now):
             self._samples.clear()
         self._samples.append(_Sample(at_s, now))
-        # The window begins with the newest reading that is a whole window old.
+        # The window begins with the newest reading that is at least `WINDOW_S` old.
         while len(self._samples) > 1 and at_s - self._samples[1].at_s >= WINDOW_S:
             self._samples.popleft()
         first = self._samples[0]
