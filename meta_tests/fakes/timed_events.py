@@ -65,6 +65,31 @@ def usage_of(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
+def choice_of(
+    chat: bool, text: str, finish: str | None = None, *, role: bool = False
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+    if not chat:
+        return {**choice, "text": text}
+    return {**choice, "delta": ({"role": "assistant"} if role else {}) | {"content": text}}
+
+
+def chunk_text(ids: list[int], size: int, withheld_one_in: int) -> str | None:
+    """Return the text of the last tokens of `ids`; None if it is withheld until the next token.
+
+    One of `withheld_one_in` tokens ends within a character, and one has no text."""
+    text = "".join(f" w{token}" for token in ids[len(ids) - size :])
+    if withheld_one_in:
+        kinds = [token % withheld_one_in for token in ids[-2:]]
+        if kinds[-1] == 0:
+            return None
+        if kinds[0] == 0:
+            return f" \N{REPLACEMENT CHARACTER}{text}"
+        if kinds[-1] == 1:
+            return ""
+    return text
+
+
 def id_of(word: str) -> int:
     number = re.fullmatch(r"w(\d+)", word)
     return int(number.group(1)) if number else sum(word.encode()) % VOCABULARY

@@ -221,7 +221,8 @@ class TimedServer(VllmPages):
             rate, factor = pace.rate / pace.chat_slower, pace.usage_factor * pace.chat_counts
             pace = pace.but(rate=rate, usage_factor=factor)
         if body.get("temperature") != 0.0:
-            pace = pace.but(rate=pace.rate / pace.sampled_slower)
+            more = pace.usage_more + pace.sampled_more
+            pace = pace.but(rate=pace.rate / pace.sampled_slower, usage_more=more)
         if not body.get("stream"):
             pace = pace.but(rate=pace.rate / pace.whole_slower)
         pace = _for_text(pace, prompt)
@@ -323,11 +324,12 @@ class TimedServer(VllmPages):
             return b"data: " + json.dumps({**whole, **extra}).encode() + b"\n\n"
 
         def counted(done: int) -> dict[str, Any]:
-            return {"usage": usage_of(prompt_tokens, round(done * pace.usage_factor))}
+            completion = round(done * pace.usage_factor) + pace.usage_more
+            return {"usage": usage_of(prompt_tokens, completion)}
 
         if pace.early_event or chat:
             first = 0 if pace.early_event else plan.at[0]
-            events.append((first, event(_choice(chat, "", role=True), 0, {}), 0))
+            events.append((first, event(timed_events.choice_of(chat, "", role=True), 0, {}), 0))
         done, chunk = 0, 0
         while done < plan.tokens:
             if pace.stall_after and done >= pace.stall_after:
@@ -335,11 +337,11 @@ class TimedServer(VllmPages):
             size = _size(pace, plan, done, chunk)
             done, chunk = done + size, chunk + 1
             bare = done <= pace.content_free
-            text = "" if bare else self.text_of(ids[done - size : done])
-            ends = done == plan.tokens and not pace.empty_finish
-            made = _choice(chat, text, "length" if ends else None)
-            if bare and chat and not with_ids:
+            text = timed_events.chunk_text(ids[:done], 0 if bare else size, pace.withheld_one_in)
+            if text is None or (bare and chat and not with_ids):
                 continue  # the server sends no empty delta
+            ends = done == plan.tokens and not pace.empty_finish
+            made = timed_events.choice_of(chat, text, "length" if ends else None)
             if with_ids and not (pace.hide_some_ids and not bare):
                 made["token_ids"] = ids[done - size : done]
             if chunk == 1 and (pace.echo == "always" or (with_ids and pace.echo == "asked")):
@@ -350,7 +352,7 @@ class TimedServer(VllmPages):
             at = 0 if pace.early_token and chunk == 1 else plan.at[done - 1]
             events.append((at, event(made, at, counted(done) if continuous else {}), size))
         if pace.empty_finish:
-            final = event(_choice(chat, "", "length"), plan.at[-1], {})
+            final = event(timed_events.choice_of(chat, "", "length"), plan.at[-1], {})
             events.append((plan.at[-1], final, 0))
         events = _held(bundled(events, pace.burst), plan, pace.held_tokens)
         late_ns = int(1e6 * (pace.late_ms + pace.late_ms_per_1k * prompt_tokens / 1e3))
@@ -399,15 +401,6 @@ class Plan:
 
     tokens: int
     at: list[int]
-
-
-def _choice(
-    chat: bool, text: str, finish: str | None = None, *, role: bool = False
-) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
-    if not chat:
-        return {**choice, "text": text}
-    return {**choice, "delta": ({"role": "assistant"} if role else {}) | {"content": text}}
 
 
 def _size(pace: Pace, plan: Plan, done: int, chunk: int) -> int:

@@ -32,6 +32,8 @@ class Chunk:
     finish: str | None
     #: The bytes of data since the previous chunk, including this chunk.
     size: int = 0
+    #: The number of characters of the visible text that are not ASCII.
+    wide: int = 0
 
 
 class Arrival(NamedTuple):
@@ -177,8 +179,11 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
         if prompt_ids:
             answer.prompt_ids = len(prompt_ids)
         content = choice.get("text") or message.get("content") or ""
+        wide = 0
         if isinstance(content, str):
             answer.content += content
+            if not content.isascii():
+                wide = sum(not character.isascii() for character in content)
         visible = bool(content)
         hidden = any(message.get(key) for key in _HIDDEN_FIELDS)
         answer.chunks.append(
@@ -190,6 +195,7 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
                 visible=visible,
                 finish=choice.get("finish_reason"),
                 size=answer.unclaimed_bytes,
+                wide=wide,
             )
         )
         answer.unclaimed_bytes = 0

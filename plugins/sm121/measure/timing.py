@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sm121.client.timed_answer import Arrival, Clock, TimedAnswer
-from sm121.measure import decoding
+from sm121.measure import decoding, withheld
 
 #: The time of a failed request. Its rate is 0.
 NEVER = math.inf
@@ -15,8 +15,8 @@ NEVER = math.inf
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
     """Return how all answers' tokens are counted: in the least exact way that one of them needs.
 
-    If an answer's final usage equals its number of chunks, each chunk was one token, and the tokens
-    of the answer count as counted by ``usage``.
+    If an answer has usage only at its end, and `withheld` explains how many tokens each chunk has,
+    the tokens of the answer count as counted by ``usage``.
 
     Args:
         answers: The answers; failed ones are ignored.
@@ -29,7 +29,7 @@ def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
         if not answer.ok:
             continue
         clock = answer.clock()
-        if clock == "chunks" and answer.completion_tokens == answer.tokens("chunks"):
+        if clock == "chunks" and withheld.arrivals(answer) is not None:
             clock = "usage"
         clocks.add(clock)
     order: tuple[Clock, ...] = ("chunks", "usage", "token_ids")
@@ -42,10 +42,11 @@ def arrivals(answer: TimedAnswer, clock: Clock) -> list[Arrival]:
     Args:
         answer: The answer.
         clock: How the answer's tokens are counted. If this is ``usage``, but the answer has usage
-            only at its end, each chunk counts as one token.
+            only at its end, each chunk counts as one token, and `withheld` adds tokens without a
+            text of their own.
     """
     if clock == "usage" and answer.clock() == "chunks":
-        return answer.arrivals("chunks")
+        return withheld.arrivals(answer) or answer.arrivals("chunks")
     return answer.arrivals(clock)
 
 

@@ -107,7 +107,10 @@ def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
             )
         return
     if disagrees:
-        evidence = f"{tokens} tokens by {clock}, usage reports {usage} ({requested} requested)"
+        counted = f"tokens by {clock}"
+        if clock == "usage" and answer.clock() == "chunks":
+            counted = "chunks with text"
+        evidence = f"{tokens} {counted}, usage reports {usage} tokens ({requested} requested)"
         findings.against("token_accounting", evidence)
     elif tokens < requested:
         reasons = [chunk.finish for chunk in answer.chunks if chunk.finish]
