@@ -1,5 +1,6 @@
 """Chats show if a server reaches 52 tok/s only in greedy completions of 128 random tokens."""
 
+import json
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -250,8 +251,18 @@ def test_sampled_answers_stand_beside_greedy_ones(sample):
     assert measurement.extra["beside"] == pytest.approx([RATE] * 4, rel=0.08)
 
 
-def test_sampled_answers_that_fail_are_no_number(sample):
+def test_sampled_answers_that_fail_are_no_number(sample, tmp_path):
     assert not sample("--fail-every", "7").valid
+    (record,) = tmp_path.glob("sampled-tg32-d0.jsonl")
+    rows = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
+    assert rows[0]["kind"] == "left_out" and rows[0]["content"]
+    assert {row["kind"] for row in rows[1:]} == {"sampled"}
+
+
+def test_a_wrong_usage_of_sampled_answers_is_not_called_a_count_by_usage(sample):
+    measurement = sample("--trap", "no-ids-no-continuous", "--sampled-more", "1")
+    (item,) = measurement.invalid
+    assert str(item).startswith("chunk_clock: 32 chunks with text, usage reports 33 tokens")
 
 
 @pytest.mark.slow("a rate without a verdict")

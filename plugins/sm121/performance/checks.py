@@ -10,7 +10,7 @@ from sm121.core.level_settings import TimedChats
 from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import Inapplicable, Inconclusive, NotRun, Severity
-from sm121.measure import counters, metrics, timing, validity
+from sm121.measure import cell_records, counters, metrics, timing, validity
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
@@ -236,7 +236,9 @@ class PerformanceChecks:
         cell = self.bench.cell(self.bench.plan.depths[0], first_visit=True)
         findings = cell.findings(failures=True)
         answers = self._sampled_answers(tokens, cell, findings)
-        clock = cell.timed.counted_by
+        known_clock = timing.clock_of([*cell.timed.all_answers, *answers])
+        validity.check_answers(answers, known_clock, findings)
+        clock = known_clock or "chunks"
         samples = [timing.decode_rate(answer, clock, tokens) for answer in answers]
         greedy = cell.timed.answers_of(tokens)[-len(answers) :]
         beside = [timing.decode_rate(answer, clock, tokens) for answer in greedy]
@@ -255,8 +257,12 @@ class PerformanceChecks:
     def _sampled_answers(
         self, tokens: int, cell: MeasuredCell, findings: validity.Findings
     ) -> list[timed_answer.TimedAnswer]:
-        """Return the sampled answers except the first; a greedy round of the cell precedes each."""
+        """Return the sampled answers except the first; a greedy round of the cell precedes each.
+
+        All of them are written to a file of the raw records.
+        """
         server = self.bench.server
+        first: list[timed_answer.TimedAnswer] = []
         rounds = self.bench.plan.measuring.concurrency_rounds + 1
         texts = server.prompts.texts
         answers: list[timed_answer.TimedAnswer] = []
@@ -272,12 +278,14 @@ class PerformanceChecks:
             server.compiled()
             answer = server.sender.run([request], patience=server.patience).answers[0]
             if number == 0 and answer.ok:  # the first chat of its shape
+                first.append(answer)
                 continue
             validity.check_compiled(server.compiled(), findings)
             answers.append(answer)
             if findings.invalid or not answer.ok:
                 break
-        validity.check_answers(answers, cell.timed.clock, findings)
+        records = cell_records.fresh_file(server.directory, f"sampled-tg{tokens}-d{cell.depth}")
+        cell_records.write(records, {"left_out": first, "sampled": answers})
         return answers
 
     def acceptance(self, drafted: counters.Drafted, position: int) -> None:
