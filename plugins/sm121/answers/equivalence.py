@@ -208,7 +208,7 @@ class Continuations:
             self._require_equal([(prompt, answer)], "as token ids")
 
     def equal_token_by_token(self) -> None:
-        """Compare answers made of one request per token, whose prompt is all tokens before it.
+        """Compare answers whose tokens are requested one by one, each after all tokens before it.
 
         These requests do not use speculative decoding. Their prompts are prefilled, or come from
         the prefix cache, which then contains generated tokens, as in the next turn of a chat.

@@ -249,7 +249,7 @@ class Judge:
             self.symptoms.append(symptom)
 
     def known(self, case: str, kind: str, text: str) -> bool:
-        """Return whether a failure is a known deviation of this version, and record it if so.
+        """Return whether a failure is a known deviation of the engine's version; if so, record it.
 
         Args:
             case: The id of the deviation's case.
@@ -263,7 +263,7 @@ class Judge:
         return True
 
     def known_or_mended(self, deviation: Deviation, symptom: str) -> None:
-        """Record whether a deviation that is known for this version occurred.
+        """Record whether a deviation that is known for the engine's version occurred.
 
         Args:
             deviation: The deviation.

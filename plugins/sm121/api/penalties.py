@@ -28,7 +28,7 @@ _MARGIN = 1
 
 
 class PenaltyComparison(NamedTuple):
-    """How often the penalised token was drawn, if the bias leaves one fraction of the penalty."""
+    """How often the penalised token was drawn, with a bias that leaves a part of the penalty."""
 
     about: str
     tally: Tally

@@ -297,7 +297,7 @@ class Speculation:
 
     @property
     def drafted(self) -> counters.Drafted:
-        """The counters of drafts for the prompts.
+        """How much the counters of drafts changed while the prompts were answered.
 
         Raises:
             NotRun: The server has no such counters, or did not draft any tokens for these prompts.
@@ -371,7 +371,7 @@ class Speculation:
 
     @functools.cached_property
     def _texts(self) -> _Drafts:
-        """The counters of drafts for the greedy answers to the prompts."""
+        """How much the counters of drafts changed during one greedy answer to each prompt."""
         requests = [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
         return self._drafted(requests)
 

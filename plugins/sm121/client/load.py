@@ -183,7 +183,7 @@ class LoadClient:
         return now - outcome.started > self.patience.within_s
 
     def _assign(self, problem: Problem, running: Sequence[JobOutcome]) -> None:
-        """Record the problem that ends the load in all running jobs.
+        """In all running jobs, record the problem that ends the load.
 
         If the problem is a stuck request, the jobs that are not stuck are recorded as broken off.
         """

@@ -257,7 +257,7 @@ class _Reporter:
 
 
 def _with_age(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Add how long ago a process ended, because the clocks of this machine and the suite differ."""
+    """Add how long ago a process ended, because the clock of the suite's machine may differ."""
     return {**entry, "ago_s": time.monotonic() - entry["monotonic_s"]}
 
 

@@ -41,7 +41,7 @@ _NO_PROCESS = "no process of the server was left to inspect"
 
 
 class Unavailable(Exception):
-    """A part is not available; the message has the reason."""
+    """A part of a crash bundle is not available; the message has the reason."""
 
 
 class BundleIndex(failure.Cause):

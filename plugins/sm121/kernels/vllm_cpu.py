@@ -130,7 +130,7 @@ class VllmCpuProvider:
         return self._plan_experts(FusedMoe(*arguments, **keywords))()
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the logits [T, V] of the provider's precision.
+        """Return the logits [T, V] in the provider's precision.
 
         Args:
             x: [T, H].

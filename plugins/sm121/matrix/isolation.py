@@ -48,7 +48,7 @@ class FailingSet:
         return f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
 
     def _alone(self) -> str:
-        """Return the outcomes of its subsets as text."""
+        """Return the outcomes of the set's subsets as text."""
         if not self.parts:
             return "; each part alone passes"
         parts = ", ".join(self.parts[:_SHOWN])

@@ -67,7 +67,7 @@ class SeriesLevel(NamedTuple):
 
     @property
     def runs(self) -> int:
-        """The number of its runs."""
+        """The number of the level's runs."""
         return self.end - self.start
 
 

@@ -92,7 +92,7 @@ class Line:
 
     @property
     def is_short(self) -> bool:
-        """Whether it has too few runs with numbers to judge a change of level."""
+        """Whether the series has too few runs with numbers to judge a change of level."""
         measured = [past for past in self.runs if past.run.metrics]
         return len(measured) < metric_levels.SERIES
 

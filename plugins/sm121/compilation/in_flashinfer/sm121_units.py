@@ -41,7 +41,7 @@ def _cache(fp8: bool) -> Any:
 
 
 def _sink(window: bool, fp8: bool = False) -> Any:
-    """Return the module of the sink wrapper, with the arguments that the wrapper passes."""
+    """Return the module that FlashInfer's wrapper for attention sinks compiles."""
     import torch
     from flashinfer import BatchAttentionWithAttentionSinkWrapper as Wrapper
     from flashinfer.jit import gen_customize_batch_prefill_module
