@@ -39,7 +39,7 @@ def test_the_file_describes_only_fields_without_a_description_in_the_code():
 
 def test_a_comment_above_or_a_docstring_below_describes_a_field():
     found = described_schema.meanings(VerdictFile)
-    assert found["question"].startswith("The question that the configuration")
+    assert found["question"].startswith("The question that the named configuration")
     assert found["arch"].startswith("The architecture of the target")
     assert described_schema.meanings(Profile)["under_test"] == (
         "The configuration that is tested and measured."
