@@ -23,8 +23,10 @@ from sm121.core.server import Endpoint
 _ASCII = 94
 #: The number of different random words of which texts consist.
 _WORDS = 4000
-#: The maximum number of attempts to make a text of an exact length.
-_ATTEMPTS = 4
+#: The maximum number of attempts to make a text of an exact length. Of 1,800
+#: texts for a vocabulary of 1,024 tokens, 4 % changed their length when they were shortened, and
+#: 0.2 % needed more than four attempts.
+_ATTEMPTS = 20
 #: If a text is shortened, this many tokens at its beginning are kept, because they make it unique.
 _HEAD = 4
 _FILE = files("sm121.fixtures") / "texts.toml"
@@ -58,6 +60,8 @@ class Prompts:
     tokens_per_word: float = 1.0
     _random: random.Random = field(default_factory=lambda: random.Random(secrets.randbits(64)))
     _first_tokens: set[int] = field(default_factory=set)
+    #: The first tokens of each text.
+    _beginnings: set[tuple[int, ...]] = field(default_factory=set)
     _words: list[str] = field(default_factory=list)
     #: The tokens of each fixed text.
     _tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -71,7 +75,9 @@ class Prompts:
         return tuple(TEXTS) if self.natural else ("",)
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:
-        """Return a prompt with a new beginning. Prompts of ids differ in their first tokens.
+        """Return a prompt with a new beginning.
+
+        Prompts of ids differ in the first token, and texts of an exact length in the first tokens.
 
         Args:
             tokens: The length of the prompt.
@@ -120,9 +126,13 @@ class Prompts:
             text = self.words(tokens, name)  # a word has at least one token
             for _ in range(_ATTEMPTS):
                 ids = self._tokenize(http, text)
-                if len(ids) == tokens:
+                beginning = tuple(ids[:_HEAD])
+                if beginning in self._beginnings:
+                    text = f"{self.words(_HEAD)} {text}"
+                elif len(ids) == tokens:
+                    self._beginnings.add(beginning)
                     return text
-                if len(ids) < tokens:
+                elif len(ids) < tokens:
                     text = f"{self.words(tokens - len(ids))} {text}"
                 else:
                     cut = [*ids[:_HEAD], *ids[_HEAD - tokens :]]
