@@ -1,7 +1,7 @@
 """Create runs for tests of ``--against``, and compare them with a trusted run."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sm121.core import profile
@@ -74,14 +74,15 @@ TESTS = (
 
 
 def held(run: VerdictFile, trusted: trusted_runs.Trusted, rate: float = 50.0, seed: int = 2,
-         left_out=()) -> tuple[VerdictFile, list[TestReport]]:  # fmt: skip
+         left_out=(), reasons: Mapping[str, str] | None = None,
+         ) -> tuple[VerdictFile, list[TestReport]]:  # fmt: skip
     for test in run.tests:
         if test.verdict is Verdict.FAIL and trusted.known(test):
             test.tolerated = "known"
     samples = rates(rate, seed)
     now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
     metrics = {"tg32@d0": now} if rate else {}
-    return run, compared(run, trusted, metrics, lambda test: test.id not in left_out)
+    return run, compared(run, trusted, metrics, lambda test: test.id not in left_out, reasons)
 
 
 def compared(
@@ -89,10 +90,11 @@ def compared(
     trusted: trusted_runs.Trusted,
     metrics: dict[str, StoredMetric],
     asked_for: Callable[[TestReport], bool] = lambda _test: True,
+    reasons: Mapping[str, str] | None = None,
 ) -> list[TestReport]:
     """Compare a run with a trusted run, as its session does at its end, and return the decisions of
     the comparison."""
-    comparison = against.compare_with_trusted(run, trusted, OWN, metrics, asked_for)
+    comparison = against.compare_with_trusted(run, trusted, OWN, metrics, asked_for, reasons)
     run.against = comparison.report
     run.changes = comparison.changes
     run.tests += comparison.worse

@@ -85,6 +85,7 @@ def compare_with_trusted(
     profile: Profile,
     metrics: Mapping[str, StoredMetric],
     asked_for: Callable[[TestReport], bool],
+    reasons: Mapping[str, str] | None = None,
 ) -> TrustedComparison:
     """Compare a finished run with the trusted run, before its verdict is set.
 
@@ -94,12 +95,13 @@ def compare_with_trusted(
         profile: The profile of the run.
         metrics: The metrics of the run, with their samples.
         asked_for: Returns whether this run requested a given test of the trusted run.
+        reasons: For each metric of the run, the reason for its verdict, if there is one.
     """
     before = trusted.newest.file
     report = AgainstReport(run=trusted.name, engine=_engine(before))
     changes = [change for change in run.changes if change.beside != THE_TRUSTED]
     comparison = TrustedComparison(report, changes, worse=[])
-    judging = _Judge(run, trusted, comparison, profile, metrics)
+    judging = _Judge(run, trusted, comparison, profile, metrics, reasons or {})
     unasked = judging.compare_tests(asked_for)
     levels = {test.level for test in run.tests}
     report.not_asked = sorted({test.level for test in unasked} - levels)
@@ -155,6 +157,7 @@ class _Judge:
         comparison: TrustedComparison,
         profile: Profile,
         metrics: Mapping[str, StoredMetric],
+        reasons: Mapping[str, str],
     ) -> None:
         self._run = run
         self._trusted = trusted
@@ -163,6 +166,7 @@ class _Judge:
         self._report = comparison.report
         self._profile = profile
         self._metrics = metrics
+        self._reasons = reasons
 
     def _add(self, name: str, fact: Fact, verdict: Verdict = Verdict.FAIL) -> None:
         decision = TestReport.of(f"{AGAINST}{name}", _LEVEL, fact, verdict=verdict)
@@ -287,7 +291,7 @@ class _Judge:
             metric = self._run.metrics.get(name)
             was_measured = metric is not None and metric.value is not None
             if metric is not None and was_measured and metric.verdict is Verdict.NOT_RUN:
-                text = f"{name} was measured on a busy machine"
+                text = self._reasons.get(name) or f"{name}: measured, but without a verdict"
                 yield _MetricVerdict(name, Verdict.INCONCLUSIVE, text)
             else:
                 yield _MetricVerdict(name, Verdict.FAIL, str(missing))

@@ -276,9 +276,11 @@ class Session:
         now = measured.of_this_run(self.recorder)
         assert trusted is not None
         metrics = now.metrics if now is not None else {}
+        reasons = {each.measurement.name: each.reason for each in self.recorder.recorded}
         return against.compare_with_trusted(
-            self.run.record.file, trusted, self.run.profile, metrics, self.selected.asks_for
-        )
+            self.run.record.file, trusted, self.run.profile, metrics, self.selected.asks_for,
+            reasons,
+        )  # fmt: skip
 
     def release(self) -> None:
         """Stop a server that was started after the run's end, and unlock the report directory."""
