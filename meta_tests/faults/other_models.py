@@ -115,6 +115,8 @@ class Fault:
     drafts: str = ""
     #: Further arguments of llama-server.
     arguments: tuple[str, ...] = ()
+    #: Whether llama-server is built without AVX.
+    is_slower_build: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ _SPECULATING = (
     *("--spec-type", "ngram-simple"),
     *("--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "3"),
 )
-_ANSWERS, _, _SPECULATION = other_models.GROUPS
-#: The faults of vLLM's table, as llama-server can have them. It cannot be slowed down. It ends an
-#: answer at `<|im_end|>` and `<|eot_id|>` even if the checkpoint names another token, so an option
-#: drops the stop. An option for benchmarks sets the rate at which drafted tokens are accepted.
+_ANSWERS, _RATES, _SPECULATION = other_models.GROUPS
+#: The faults of vLLM's table, as llama-server can have them. It ends an answer at `<|im_end|>` and
+#: `<|eot_id|>` even if the checkpoint names another token, so an option drops the stop. An option
+#: for benchmarks sets the rate at which drafted tokens are accepted.
 GROUPS = (
     replace(
         _ANSWERS,
@@ -51,6 +51,10 @@ GROUPS = (
             *_ANSWERS.faults[:-1],
             Fault("dropped stop: no token ends an answer", arguments=("--ignore-eos",)),
         ),
+    ),
+    replace(
+        _RATES,
+        faults=(Fault("a slower build: compiled without AVX", is_slower_build=True),),
     ),
     # The checks of speculation need log-probabilities, which llama-server does not send then.
     replace(
@@ -90,10 +94,13 @@ class LlamaCppModel(other_models.OtherModel):
             arguments += _SPECULATING
         if fault is not None:
             arguments += fault.arguments
+        program = engines.program(self.builds)
+        if fault is not None and fault.is_slower_build:
+            program = engines.slower_program(self.builds)
         configuration = ServerConfiguration(
             name="served",
             engine="llama-cpp",
-            python=str(engines.program(self.builds)),
+            python=str(program),
             model=str(model),
             served_name=f"tiny-{self.family}",
             arguments=arguments,
@@ -127,6 +134,8 @@ def main() -> int:
     options = parser.parse_args()
     builds = ROOT / ".cache" / "engines"
     engines.build(builds, options.jobs)
+    if options.group in ("", _RATES.name):
+        engines.build(builds, options.jobs, slower=True)
     options.state.mkdir(parents=True, exist_ok=True)
     state = State(options.state)
     for family in options.family or FAMILIES:
