@@ -1,4 +1,4 @@
-"""The sizes computed from headers agree with the published sizes of five public checkpoints."""
+"""The sizes computed from headers agree with the published sizes of six public checkpoints."""
 
 from collections import Counter
 
@@ -40,6 +40,10 @@ _PACKED = "_blocks"
         ),
         ("Meta-Llama-3-70B-Instruct-AWQ", {("mlp", "int4"): ("layers 0 to 79", 240)}),
         ("Qwen/Qwen3-8B", {("mlp", "bfloat16"): ("layers 0 to 35", 108)}),
+        (
+            "mistralai/Mistral-7B-Instruct-v0.2",
+            {("attention", "bfloat16"): ("layers 0 to 31", 128)},
+        ),
     ],
 )
 def test_sizes_are_the_published_ones_and_the_label_is_true(name, rows, tmp_path):
