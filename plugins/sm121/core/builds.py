@@ -72,7 +72,14 @@ Name = Annotated[str, AfterValidator(_require_shipped)]
 
 
 def named(identity: str | None) -> Build | None:
-    """Return the build in an identity; None for a release or an unknown engine."""
+    """Return the build in an identity.
+
+    Args:
+        identity: The engine's identity, as the function `identity` returns it.
+
+    Returns:
+        The build; None for a release or an unknown engine.
+    """
     parsed = release(identity)
     if parsed is None:
         return None
@@ -128,6 +135,9 @@ def is_settled(version: str | None) -> bool:
 
     This is true if the version contains the commit of a build, or if no build is based on its
     release.
+
+    Args:
+        version: The version that the engine reports; None if it is unknown.
     """
     if named(identity(version)) is not None:
         return True

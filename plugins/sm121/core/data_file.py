@@ -78,6 +78,9 @@ def _compiled(pattern: Any) -> Any:
 def compiles(pattern: str) -> str:
     """Check a regular expression, and return it unchanged.
 
+    Args:
+        pattern: The expression, in the syntax of `re`.
+
     Raises:
         ValueError: The text is not a valid regular expression.
     """

@@ -16,7 +16,9 @@ _PIECE_BYTES = 1 << 16
 def of_value(value: object) -> str:
     """Return the digest of a value as JSON.
 
-    Parts that are no JSON types are converted with `str`.
+    Args:
+        value: The value. The order of the keys in its tables does not matter. Parts that are no
+            JSON types are converted with `str`.
     """
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

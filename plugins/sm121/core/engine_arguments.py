@@ -94,6 +94,9 @@ def one_line(arguments: Sequence[str]) -> str:
     Each option is in it as ``--name value``. The last value of a repeated option counts. If a value
     is a JSON table, its entries follow as ``--name.key value``, which is another form of the same
     option.
+
+    Args:
+        arguments: The engine's command line, as in `options`.
     """
     words: list[str] = []
     last = {option.name: option for option in options(arguments)}
@@ -114,9 +117,13 @@ def _table(option: Option) -> dict[str, str]:
 
 
 def at_once(arguments: Sequence[str]) -> int | None:
-    """Return the limit of concurrent requests that the arguments set; None if they set none.
+    """Return the limit of concurrent requests that the arguments set.
 
-    If the argument is repeated, its last value counts.
+    Args:
+        arguments: The engine's command line. If the option is repeated, its last value counts.
+
+    Returns:
+        The number of requests; None if the arguments set none.
     """
     limit = None
     for option in options(arguments):
@@ -127,7 +134,11 @@ def at_once(arguments: Sequence[str]) -> int | None:
 
 
 def normal_name(name: str) -> str:
-    """Return an option's name without dashes, for example ``kv_cache_dtype``."""
+    """Return an option's name without dashes, for example ``kv_cache_dtype``.
+
+    Args:
+        name: The name as in `Option`, for example ``--kv-cache-dtype``.
+    """
     return name.lstrip("-").replace("-", "_")
 
 

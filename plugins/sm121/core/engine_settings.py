@@ -271,7 +271,12 @@ class Configuration(DataTable):
 
 
 def values_set(table: DataTable) -> dict[str, object]:
-    """Return the values that the profile's file sets in a table. Defaults are left out."""
+    """Return the values that the profile's file sets in a table.
+
+    Args:
+        table: The table. Its fields that have their default because the file does not set them are
+            left out.
+    """
     return {name: getattr(table, name) for name in table.model_fields_set}
 
 

@@ -11,6 +11,9 @@ def json_text(model: BaseModel) -> str:
 
     Lone surrogates, which may come from an engine's answer or a path, are written as escapes,
     because parsers would otherwise reject the file.
+
+    Args:
+        model: The model. Infinite and NaN numbers become ``null``.
     """
     try:
         return model.model_dump_json(indent=2, ensure_ascii=True)

@@ -9,14 +9,7 @@ from sm121.core.data_file import DataTable, refuse_moved, without_retired
 from sm121.core.extending import Statement
 from sm121.core.measuring_settings import Count, MeasuringSettings, Positive
 from sm121.core.metric_name import without_depth
-from sm121.core.profile_fields import (
-    LEVELS,
-    ConfigurationName,
-    Dtype,
-    Gate,
-    Level,
-    Sourced,
-)
+from sm121.core.profile_fields import LEVELS, ConfigurationName, Dtype, Gate, Level, Sourced
 from sm121.core.verdict import Severity
 
 
@@ -360,7 +353,11 @@ class Regression(DataTable):
     source: str = Field(min_length=3, default="this project's requirement: 5 %")
 
     def of_price(self, metric: str) -> float:
-        """Return how much worse an accuracy cost may become; infinite if `price_allowed`."""
+        """Return how much worse an accuracy cost may become, in its unit.
+
+        Args:
+            metric: Its name, with or without a depth. With `price_allowed`, the result is infinite.
+        """
         if self.price_allowed:
             return math.inf
         return self.prices.get(without_depth(metric), 0.0)
@@ -376,14 +373,19 @@ class Regression(DataTable):
         return self.starts_differ_by if is_timed else 0.0
 
     def allowed(self, metric: str) -> float:
-        """Return how much worse a metric may be than in an earlier run, as a fraction."""
+        """Return how much worse a metric may be than in an earlier run, as a fraction.
+
+        Args:
+            metric: The name of the metric, with its depth.
+        """
         return self.metrics.get(metric, max(self.threshold, self.runs_differ_by))
 
     def of_anchor(self, metric: str) -> float:
-        """Return how much worse a metric's level over several runs may be, as a fraction.
+        """Return how much worse a level over several runs may be than the best one, as a fraction.
 
-        The level is compared with the best earlier level. A larger tolerance in ``metrics`` allows
-        for differences of a single run, such as another page cache, and does not apply to a level.
+        Args:
+            metric: The metric. Its larger tolerance in ``metrics`` allows for differences of a
+                single run, such as another page cache, and does not apply to a level.
         """
         return min(self.allowed(metric), max(self.threshold, self.runs_differ_by))
 

@@ -76,7 +76,11 @@ def command(given: Sequence[str], started_in: Path) -> list[str]:
 
 
 def has_every_level(path: Path) -> bool:
-    """Check whether a path contains all levels: it is the suite's ``tests/`` or its checkout."""
+    """Check whether a path contains all levels.
+
+    Args:
+        path: A file or folder. The suite's ``tests/`` and its checkout contain all levels.
+    """
     return any((folder / _FIRST).is_file() for folder in (path, path / "tests"))
 
 

@@ -273,13 +273,11 @@ class Profile(DataTable):
     def _resolved(
         self, configuration: str | None, identity: str | None, options: Collection[str] | None
     ) -> dict[str, Configuration | None]:
-        """Return each configuration resolved for an engine; None if the engine does not support it.
-
-        An engine with unknown options may be a build that supports the named configuration.
-        """
+        """Return each configuration resolved for an engine; None if the engine lacks it."""
         resolved = {}
         for key, row in self.configurations.items():
             may_support_it = False
+            # An engine with unknown options may be a build that supports the named configuration.
             if key == configuration and options is None:
                 may_support_it = any(
                     builds.may_be(identity, setting.build) for setting in row.settings
@@ -309,7 +307,12 @@ class Profile(DataTable):
         )
 
     def arguments_of(self, started: ServerConfiguration | None) -> tuple[str, ...]:
-        """Return a server's arguments; those of ``under_test`` if it is attached (None)."""
+        """Return a server's arguments.
+
+        Args:
+            started: The configuration with which the suite started the server. If None, the server
+                is attached, and the arguments of ``under_test`` are returned.
+        """
         if started is not None:
             return started.arguments
         return (*self.engine.arguments, *self.configurations[self.under_test].arguments)
@@ -341,7 +344,11 @@ class Profile(DataTable):
         )
 
     def gate(self, metric: str) -> Gate | None:
-        """Return the gate of a metric, or None."""
+        """Return the gate of a metric, or None.
+
+        Args:
+            metric: The name of the metric, for example ``tg128@d0``.
+        """
         for gate in self.performance.gates:
             if gate.metric == metric:
                 return gate
@@ -447,12 +454,9 @@ def _load_shipped(name: str) -> Profile:
 
 
 def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
-    """Load a profile.
+    """Load the profile that an option or a key (``what``) names.
 
-    Args:
-        name_or_path: As in `load`.
-        what: The option or key with the profile's name, for error messages.
-        children: The files that extend the profile, directly or not; the outermost first.
+    ``children`` are the files that extend the profile, directly or not; the outermost first.
     """
     table, origin = data_file.chosen_table(name_or_path, "profiles", what, "profile")
     if "extends" not in table and "without" not in table:
@@ -478,12 +482,7 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
 
 
 def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> None:
-    """In the plans that a profile inherits, remove the sizes that the profile does not measure.
-
-    Args:
-        merged: The table of the profile, which is modified in place.
-        own_plans: The plans that the profile sets itself.
-    """
+    """In the plans that a profile inherits, remove the sizes that the profile does not measure."""
     performance = _table(merged.get("performance"))
     sizes = {**performance, **_table(performance.get("measuring"))}
     for name, row in _table(merged.get("plans")).items():

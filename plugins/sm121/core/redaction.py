@@ -49,7 +49,11 @@ _LEAST_OF_A_PIECE = 6
 
 
 def is_secret_name(name: str) -> bool:
-    """Check whether a variable or option contains a secret, judged by its name (``HF_TOKEN``)."""
+    """Check whether a variable or option contains a secret, judged by its name (``HF_TOKEN``).
+
+    Args:
+        name: The name. The dashes of an option do not matter.
+    """
     return _SECRET_NAME.search(name) is not None
 
 
@@ -154,7 +158,12 @@ def redact_arguments(arguments: Sequence[str], secrets: Collection[str] = ()) ->
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
-    """Return the values of variables with secret names, except for very short ones."""
+    """Return the values of variables with secret names.
+
+    Args:
+        environment: The environment variables. Values of fewer than 6 characters are left out,
+            because they also occur in texts that are not secret.
+    """
     return {
         value
         for name, value in environment.items()

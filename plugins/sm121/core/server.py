@@ -122,7 +122,14 @@ def context_of(models: dict[str, Any], name: str) -> int | None:
 
 
 def context_argument(arguments: Sequence[str]) -> int | None:
-    """Return the context length in an engine's arguments, in tokens, or None."""
+    """Return the context length in an engine's arguments.
+
+    Args:
+        arguments: The command line of vLLM or SGLang.
+
+    Returns:
+        The length in tokens; None if no argument sets it to a number without a suffix.
+    """
     lengths = _CONTEXT.findall(one_line(arguments))
     return int(lengths[-1]) if lengths else None
 

@@ -49,5 +49,9 @@ def rendered(name: str, finalize: Callable[[Any], Any] | None = None, **values: 
 
 
 def one_line(value: object) -> str:
-    """Return a value's text with escapes for control characters."""
+    """Return a value's text with escapes for control characters, so that it is one line.
+
+    Args:
+        value: Any value; its text is ``str(value)``.
+    """
     return printable(str(value))

@@ -31,7 +31,11 @@ class TimeRange:
 
     @classmethod
     def of(cls, seconds: float) -> "TimeRange":
-        """Return the range of one known duration, in seconds."""
+        """Return the range of one known duration.
+
+        Args:
+            seconds: The duration, in seconds.
+        """
         return cls(seconds, seconds)
 
     def __add__(self, other: "TimeRange") -> "TimeRange":
@@ -79,7 +83,11 @@ def _rounded(value: float, unit: str) -> float:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as minutes and seconds (``3:07``), with hours if needed (``1:03:07``)."""
+    """Format seconds as minutes and seconds (``3:07``), with hours if needed (``1:03:07``).
+
+    Args:
+        seconds: The duration. Fractions of a second are cut off.
+    """
     minutes, rest = divmod(int(seconds), 60)
     hours, of_hour = divmod(minutes, 60)
     if hours:
@@ -88,7 +96,11 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a measured duration in s, min or h, for example ``45 s``, ``12 min`` or ``3.4 h``."""
+    """Format a measured duration in s, min or h, for example ``45 s``, ``12 min`` or ``3.4 h``.
+
+    Args:
+        seconds: The duration. Minutes begin at 120 s, hours at 2 h.
+    """
     if seconds < _SECONDS_BELOW_S:
         return f"{seconds:.0f} s"
     if seconds < 2 * _HOUR_S:

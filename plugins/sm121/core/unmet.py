@@ -156,7 +156,8 @@ def noted(facts: Sequence[Fact], evidence: str) -> list[Fact]:
 def facts_of(error: BaseException) -> list[Fact]:
     """Return the facts of an error.
 
-    An error without facts is converted to one fact with its text.
+    Args:
+        error: The error. If none of its arguments is a fact, its text becomes one fact.
     """
     facts = [argument for argument in error.args if isinstance(argument, Fact)]
     if facts:
@@ -180,12 +181,20 @@ def _joined(separator: str, first: str, second: str) -> str:
 
 
 def facts_text(facts: Iterable[Fact]) -> str:
-    """Return the text of several facts, on one line."""
+    """Return the text of several facts, on one line.
+
+    Args:
+        facts: The facts.
+    """
     return "; ".join(map(str, facts))
 
 
 def steady(answer: Any) -> Any:
-    """Return JSON data without the ids and times that differ from answer to answer."""
+    """Return JSON data without the ids and times that differ from answer to answer.
+
+    Args:
+        answer: The data, as a JSON parser returns them. They are not changed.
+    """
     if isinstance(answer, dict):
         return {key: steady(value) for key, value in answer.items() if key not in _BY_CHANCE}
     if isinstance(answer, list):
@@ -296,12 +305,22 @@ def _raise_worst(undecided: Sequence[verdict.Undecided]) -> NoReturn:
 
 
 def same_kind(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
-    """Check whether a later failure of a test has no new facts, ignoring measured numbers."""
+    """Check whether a later failure of a test has no new facts, ignoring measured numbers.
+
+    Args:
+        earlier: The facts of the earlier failure.
+        later: The facts of the later failure of the same test.
+    """
     return _has_no_new(earlier, later, lambda _before, _after: True)
 
 
 def alike(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
-    """Check whether a later failure has no new facts, and its numbers are within a factor of 2."""
+    """Check whether a later failure has no new facts, and its numbers are within a factor of 2.
+
+    Args:
+        earlier: The facts of the earlier failure.
+        later: The facts of the later failure of the same test.
+    """
     return _has_no_new(earlier, later, _has_near_numbers)
 
 

@@ -29,7 +29,11 @@ _SEVERITY = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.NOT_RU
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the worst of some verdicts. If there are none, return NOT_RUN."""
+    """Return the worst of some verdicts.
+
+    Args:
+        verdicts: The verdicts. If there are none, the result is NOT_RUN.
+    """
     present = set(verdicts)
     for verdict in _SEVERITY:
         if verdict in present:

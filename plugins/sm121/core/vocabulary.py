@@ -93,7 +93,19 @@ def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | No
 
 @functools.lru_cache(maxsize=2)
 def load(file: Path) -> Vocabulary | None:
-    """Read a tokenizer.json. Return None if it is not byte-level BPE."""
+    """Read a tokenizer.json.
+
+    Args:
+        file: The file.
+
+    Returns:
+        The vocabulary; None if the tokenizer is not byte-level BPE.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is not JSON.
+        KeyError: The file lacks the vocabulary of the model.
+    """
     content = json.loads(file.read_text("utf-8"))
     if (content.get("decoder") or {}).get("type") != "ByteLevel":
         return None

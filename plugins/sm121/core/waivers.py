@@ -64,7 +64,11 @@ class Waiver(data_file.DataTable):
         return is_named and self.kind in (None, fact.kind or fact.required)
 
     def expired(self, today: datetime.date) -> bool:
-        """Check whether the waiver's last day has passed."""
+        """Check whether the waiver's last day has passed.
+
+        Args:
+            today: The date of the run. On the day `expires`, the waiver still applies.
+        """
         return today > self.expires
 
 
