@@ -159,7 +159,11 @@ class Incompatible(DataTable):
     source: str = Field(min_length=3)
 
     def covers(self, cell: Cell) -> bool:
-        """Check whether a cell has these values."""
+        """Check whether a cell has these values.
+
+        Args:
+            cell: The value of each axis. An axis that is absent has none of the values.
+        """
         return all(cell.get(axis) in _listed(values) for axis, values in self.when.items())
 
     @property
@@ -256,5 +260,9 @@ def leave_out(file: AxesFile, reasons: Mapping[str, str]) -> AxesFile:
 
 
 def label(choice: Choice) -> str:
-    """Return values as text: ``graphs=eager + moe=cutlass``; ``baseline`` if there are none."""
+    """Return values as text: ``graphs=eager + moe=cutlass``; ``baseline`` if there are none.
+
+    Args:
+        choice: The values, as (axis, value) pairs.
+    """
     return " + ".join(f"{axis}={value}" for axis, value in choice) or "baseline"

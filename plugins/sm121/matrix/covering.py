@@ -73,7 +73,11 @@ class Array:
         return [planned.cell for planned in self.cells]
 
     def names(self, space: Space) -> list[str]:
-        """Return the names of the cells (`sm121.matrix.space.identity`)."""
+        """Return the names of the cells (`sm121.matrix.space.identity`).
+
+        Args:
+            space: The axes for which the array was built.
+        """
         return [identity(space, cell) for cell in self.rows]
 
 
@@ -91,8 +95,11 @@ class _Addition:
 def parse_strength(text: str) -> Strength:
     """Parse the value of ``--matrix``.
 
+    Args:
+        text: A positive number of at most 18 digits, ``full`` or ``none``.
+
     Raises:
-        OptionError: The text is neither a positive number nor ``full`` nor ``none``.
+        OptionError: The text is anything else.
     """
     if text == "full":
         return "full"
@@ -309,5 +316,10 @@ def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
 
 
 def bare(space: Space, strength: int) -> int:
-    """Return the number of cells of an array that contains the baseline, but no named cells."""
+    """Return the number of cells of an array that contains the baseline, but no named cells.
+
+    Args:
+        space: The axes.
+        strength: The number of axes whose values are combined in all ways.
+    """
     return len(_array(space, strength, [space.baseline]))

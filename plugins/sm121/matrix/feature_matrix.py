@@ -182,7 +182,11 @@ def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list
 
 
 def unexplained(file: MatrixFile) -> list[CellRecord]:
-    """Return the broken cells that no failing set explains and that did not pass a second start."""
+    """Return the broken cells that no failing set explains and that did not pass a second start.
+
+    Args:
+        file: The content of matrix.json.
+    """
     explained: set[str] = set()
     for failing_set in file.failing_sets:
         explained.update(failing_set.cells)
@@ -195,7 +199,14 @@ def unexplained(file: MatrixFile) -> list[CellRecord]:
 
 
 def incomplete(file: MatrixFile) -> str | None:
-    """Return why the matrix is not complete, as a sentence, or None."""
+    """Return why the matrix is not complete, as a sentence.
+
+    Args:
+        file: The content of matrix.json.
+
+    Returns:
+        The sentence; None if all planned cells have an outcome and the run was not interrupted.
+    """
     if not file.interrupted and not file.not_run:
         return None
     planned = {*file.not_run, *(record.id for record in file.cells if not record.isolating)}
@@ -210,6 +221,13 @@ def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
 
     A pair is broken if it contains a confirmed failing set. Otherwise it works if a cell with it
     passes; the cell's rate may be invalid. A pair that is only in other cells is unknown.
+
+    Args:
+        space: The axes.
+        file: The content of matrix.json, for these axes.
+
+    Returns:
+        The state of each pair, allowed or not; empty with fewer than two axes.
     """
     if len(space.axes) < 2:
         return {}
@@ -278,7 +296,12 @@ def _merged_cells(space: Space, array: Array, parts: Sequence[MatrixFile]) -> li
 
 
 def as_json(space: Space, file: MatrixFile) -> dict[str, Any]:
-    """Return matrix.json as plain data, with the state of each pair in ``pairs``."""
+    """Return matrix.json as plain data, with the state of each pair in ``pairs``.
+
+    Args:
+        space: The axes.
+        file: The content of matrix.json, for these axes.
+    """
     states = {label(choice): state for choice, state in pairs(space, file).items()}
     return {**file.model_dump(mode="json"), "pairs": states}
 
@@ -308,7 +331,11 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
 
 
 def counted(records: Sequence[CellRecord]) -> str:
-    """Return the number of cells with each outcome, the worst first: ``1 CRASH, 5 PASS``."""
+    """Return the number of cells with each outcome, the worst first: ``1 CRASH, 5 PASS``.
+
+    Args:
+        records: The cells. Outcomes that no cell has are left out.
+    """
     counts = Counter(record.outcome for record in records)
     return ", ".join(f"{counts[outcome]} {outcome}" for outcome in CellOutcome if counts[outcome])
 

@@ -36,7 +36,9 @@ class CellPlan:
     def of_cell(self, cell: Cell) -> Start:
         """Return the arguments and variables with which a cell is started.
 
-        Those of the profile come before those of the cell.
+        Args:
+            cell: The value of each axis. Its arguments and variables come after the profile's, and
+                before the user's.
         """
         return self._start(*self.space.given(cell))
 
@@ -64,12 +66,8 @@ class CellPlan:
         return " ".join(words)
 
 
-def settings_of(profile: Profile) -> level_settings.MatrixPlan:
-    """Return the table ``[matrix]`` of a profile.
-
-    Raises:
-        UsageError: The profile has none.
-    """
+def _settings_of(profile: Profile) -> level_settings.MatrixPlan:
+    """Return the table ``[matrix]`` of a profile; raise UsageError if it has none."""
     if profile.matrix is None:
         raise errors.UsageError(f"profile {profile.name} has no [matrix]")
     return profile.matrix
@@ -94,7 +92,7 @@ def space_of(
     Raises:
         UsageError: The profile has no axes, or they contradict themselves.
     """
-    settings = settings_of(profile)
+    settings = _settings_of(profile)
     file = axes.load(axes_file or settings.axes)
     if axes_file is None and settings.left_out:
         file = axes.leave_out(file, settings.left_out)
@@ -123,7 +121,7 @@ def make_plan(
     Raises:
         UsageError: The profile has no ``[matrix]``, or the strength does not fit the axes.
     """
-    settings = settings_of(profile)
+    settings = _settings_of(profile)
     if space is None:
         space = space_of(profile)
     default_strength = str(min(settings.strength, len(space.axes))) if space.axes else "none"

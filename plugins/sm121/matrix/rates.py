@@ -71,7 +71,12 @@ def compare_rates(rate: CellRate, baseline: CellRate, allowed: float) -> bool:
 
 
 def describe_ratio(rate: CellRate, baseline: CellRate) -> str:
-    """Return one line with both rates and the ratio that `compare_rates` recorded."""
+    """Return one line with both rates and the ratio that `compare_rates` recorded.
+
+    Args:
+        rate: The rate of the cell, after `compare_rates`.
+        baseline: The rate of the baseline.
+    """
     return (
         f"{rate.metric} {numbers.number(rate.value)} tok/s, "
         f"{rate.ratio:.3f} of the baseline's {numbers.number(baseline.value)} "

@@ -50,7 +50,11 @@ def spent(
 
 
 def sizes(space: Space) -> str:
-    """Return a Markdown table with the cells, the lower bound and the coverage of each strength."""
+    """Return a Markdown table with the cells, the lower bound and the coverage of each strength.
+
+    Args:
+        space: The axes. The strengths are 1 to 3, but at most the number of axes.
+    """
     rows = []
     for strength in range(1, min(_MOST_STRENGTH, len(space.axes)) + 1):
         array = covering.build(space, strength)
@@ -73,7 +77,11 @@ def sizes(space: Space) -> str:
 
 
 def cells(plan: CellPlan) -> str:
-    """Return one line per cell of a plan, and a last line with the coverage."""
+    """Return one line per cell of a plan, and a last line with the coverage.
+
+    Args:
+        plan: The plan. Its named cells that are not started have a line with the reason.
+    """
     space = plan.space
     array = plan.array
     lines = []
@@ -88,7 +96,11 @@ def cells(plan: CellPlan) -> str:
 
 
 def of_run(plan: CellPlan) -> list[str]:
-    """Return the size of a run's matrix: one line on the axes, one on the cells."""
+    """Return the size of a run's matrix: one line on the axes, one on the cells.
+
+    Args:
+        plan: The plan of the run.
+    """
     space = plan.space
     array = plan.array
     axes = "1 axis" if len(space.axes) == 1 else f"{len(space.axes)} axes"

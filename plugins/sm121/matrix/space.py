@@ -157,15 +157,35 @@ class Space:
         return reasons
 
     def values(self, axis: str) -> tuple[str, ...]:
-        """Return the names of an axis's values."""
+        """Return the names of an axis's values.
+
+        Args:
+            axis: The name of an axis that this engine has.
+
+        Raises:
+            KeyError: The engine lacks the axis.
+        """
         return tuple(self.settings[axis])
 
     def value(self, axis: str, name: str) -> AxisValue:
-        """Return the entry of the axes file for a value of an axis."""
+        """Return the entry of the axes file for a value of an axis.
+
+        Args:
+            axis: The name of the axis.
+            name: The name of the value.
+
+        Raises:
+            KeyError: The file has no such axis or value.
+        """
         return self.file.axes[axis].values[name]
 
     def excluded(self, cell: Cell) -> Incompatible | None:
-        """Return the incompatibility that rules out a (partial) cell; None if it is allowed."""
+        """Return the first incompatibility that rules out a cell; None if the cell is allowed.
+
+        Args:
+            cell: The values of some or all axes. Axes with only one value for this engine are
+                added.
+        """
         whole = {**self.fixed, **cell}
         for rule in self.rules:
             if rule.covers(whole):
@@ -173,7 +193,11 @@ class Space:
         return None
 
     def allowed(self, choice: Choice) -> bool:
-        """Return whether an allowed cell with these values exists."""
+        """Return whether an allowed cell with these values exists.
+
+        Args:
+            choice: The values of some axes, as (axis, value) pairs.
+        """
         return self.completion(dict(choice)) is not None
 
     def _single_values(self) -> Iterator[tuple[str, str]]:
@@ -183,7 +207,11 @@ class Space:
                 yield axis, name
 
     def choices(self, strength: int) -> Iterator[Choice]:
-        """Yield the combinations of values, allowed or not, of each set of ``strength`` axes."""
+        """Yield the combinations of values, allowed or not, of each set of axes.
+
+        Args:
+            strength: The number of axes in a set. Only axes with at least two values are combined.
+        """
         for names in itertools.combinations(self.axes, strength):
             for values in itertools.product(*(self.values(axis) for axis in names)):
                 yield tuple(zip(names, values, strict=True))
@@ -201,7 +229,18 @@ class Space:
         return math.prod(len(self.values(axis)) for axis in self.axes)
 
     def given(self, cell: Cell) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Return the engine's arguments and variables for a cell, axis by axis."""
+        """Return the engine's arguments and variables for a cell, axis by axis.
+
+        Args:
+            cell: The value of each axis of `axes`.
+
+        Returns:
+            The arguments in the order of the axes, and the environment variables. If several axes
+            set a variable, the last one counts.
+
+        Raises:
+            KeyError: The cell lacks an axis.
+        """
         arguments: list[str] = []
         variables: dict[str, str] = {}
         for axis in self.axes:
@@ -211,12 +250,29 @@ class Space:
         return tuple(arguments), variables
 
     def differences(self, cell: Cell) -> Choice:
-        """Return the values of a cell that differ from those of the baseline."""
+        """Return the values of a cell that differ from those of the baseline.
+
+        Args:
+            cell: The value of each axis of `axes`.
+
+        Returns:
+            (axis, value) pairs in the order of the axes; empty for the baseline.
+
+        Raises:
+            KeyError: The cell lacks an axis.
+        """
         return tuple((a, cell[a]) for a in self.axes if cell[a] != self.baseline[a])
 
 
 def count_allowed(space: Space) -> int | None:
-    """Return the number of allowed combinations; None if there are too many to count."""
+    """Return the number of allowed combinations.
+
+    Args:
+        space: The axes.
+
+    Returns:
+        The number; None if there are more than 2,000,000 combinations, too many to count.
+    """
     if space.product > _COUNTABLE:
         return None
     return sum(1 for _ in space.full())
@@ -225,6 +281,8 @@ def count_allowed(space: Space) -> int | None:
 def identity(space: Space, cell: Cell) -> str:
     """Return the name of a cell, also the id of its test: the values that differ from the baseline.
 
-    The name of the baseline is ``baseline``.
+    Args:
+        space: The axes.
+        cell: The value of each axis. The name of the baseline is ``baseline``.
     """
     return ",".join(f"{axis}={value}" for axis, value in space.differences(cell)) or "baseline"
