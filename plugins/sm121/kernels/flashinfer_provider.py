@@ -78,11 +78,31 @@ class FlashInferProvider(PlanningProvider):
         parts.refuse_steps(cls, FlashInferProvider, ("experts_class", "attention_class"))
 
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode x in MXFP4; see `FlashInferExperts`."""
+        """Encode x in MXFP4.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            As `FlashInferExperts.mxfp4_quantize`.
+
+        Raises:
+            NotRun: The GPU architecture or the FlashInfer release lacks the operation.
+        """
         return self.experts.mxfp4_quantize(x)
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode x in MXFP8; see `FlashInferExperts`."""
+        """Encode x in MXFP8.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            As `FlashInferExperts.mxfp8_quantize`.
+
+        Raises:
+            NotRun: The GPU architecture or the FlashInfer release lacks the operation.
+        """
         return self.experts.mxfp8_quantize(x)
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:

@@ -74,7 +74,15 @@ class TorchAttention:
         return out
 
     def cached(self, values: Tensor) -> Tensor:
-        """Return keys or values as they are read back from an FP8 cache."""
+        """Return keys or values as they are read back from an FP8 cache.
+
+        Args:
+            values: Keys or values of any shape and dtype. They are rounded to E4M3 with a scale of
+                one, and saturated.
+
+        Returns:
+            The same shape and dtype.
+        """
         return self.codecs.e4m3(values.float()).to(values.dtype)
 
     def read_pages(self, kv_cache: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -164,7 +172,11 @@ class TorchAttention:
         return 0.0
 
     def score_scale(self, scale: float) -> float:
-        """Return the factor of the scores."""
+        """Return the factor by which the scores are multiplied before the softmax.
+
+        Args:
+            scale: The operation's argument of this name, which is returned unchanged.
+        """
         return scale
 
     def visible(self, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:

@@ -70,7 +70,14 @@ class TorchCodecs:
         return (code.to(torch.uint8) + sign).to(torch.uint8)
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Return codes [..., K] as bytes [..., K/2], the even element in the low nibble."""
+        """Pack two E2M1 codes into each byte.
+
+        Args:
+            codes: [..., K] u8, with 4 bits each; K is even.
+
+        Returns:
+            [..., K/2] u8, with the even element in the low nibble.
+        """
         return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
     def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
@@ -102,7 +109,14 @@ class TorchCodecs:
         return pairs.flip(-1)
 
     def scale_values(self, scales: Tensor) -> Tensor:
-        """Return the values of scales (u8 E8M0) in float32."""
+        """Return the values of E8M0 scales.
+
+        Args:
+            scales: u8 of any shape; a byte stands for 2^(byte - 127), and 0xFF for NaN.
+
+        Returns:
+            The same shape in float32.
+        """
         ones = torch.ones_like(scales, dtype=torch.float32)
         powers = times_power_of_two(ones, scales.int() - _E8M0_BIAS)
         return torch.where(scales == _E8M0_NAN, torch.nan, powers)
@@ -122,7 +136,14 @@ class TorchCodecs:
         return self.e4m3(scaled), scales
 
     def e4m3(self, values: Tensor) -> Tensor:
-        """Return the nearest E4M3 values (float8_e4m3fn), saturated."""
+        """Return the nearest E4M3 values, saturated at +-448.
+
+        Args:
+            values: Values of any shape.
+
+        Returns:
+            The same shape in float8_e4m3fn.
+        """
         return values.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
 
 

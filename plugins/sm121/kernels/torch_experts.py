@@ -15,13 +15,35 @@ class Codecs(Protocol):
     """The codecs that the experts use: operations of a kernel provider."""
 
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode x [M, K] in MXFP4."""
+        """Encode x in MXFP4.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            The packed elements [M, K/2] u8 and the scales [M, K/32] u8 E8M0.
+        """
 
     def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
-        """Decode MXFP4 to [..., K] float32."""
+        """Decode MXFP4.
+
+        Args:
+            packed: [..., K/2] u8.
+            scales: [..., K/32] u8 E8M0.
+
+        Returns:
+            The values [..., K] float32.
+        """
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode x [M, K] in MXFP8."""
+        """Encode x in MXFP8.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            The elements [M, K] float8_e4m3fn and the scales [M, K/32] u8 E8M0.
+        """
 
 
 class TorchExperts:
@@ -102,7 +124,12 @@ class TorchExperts:
         return y + bias[e].float()
 
     def share(self, share: Tensor) -> Tensor:
-        """Return the shares [n] by which an expert's outputs are weighted."""
+        """Return the shares by which an expert's outputs are weighted.
+
+        Args:
+            share: [n], the shares that the router gave the expert, one for each of its n tokens.
+                They are returned unchanged.
+        """
         return share
 
     def activation(self, t: Tensor, alpha: float, limit: float) -> Tensor:
@@ -121,7 +148,15 @@ class TorchExperts:
         return gate / (1 + torch.exp(-alpha * gate)) * (up + 1)
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the logits [T, V] of x [T, H] and weight [V, H]."""
+        """Compute the logits of the output head.
+
+        Args:
+            x: [T, H].
+            weight: [V, H].
+
+        Returns:
+            [T, V], of the dtype of x.
+        """
         return x @ weight.T
 
     def mxfp4_linear(self, x: Tensor, weight: Packed) -> Tensor:
@@ -137,9 +172,24 @@ class TorchExperts:
         return self.dense(self.linear_input(x), self.codecs.mxfp4_dequantize(*weight)).to(x.dtype)
 
     def linear_input(self, x: Tensor) -> Tensor:
-        """Return x [M, K] in float32, as `mxfp4_linear` multiplies it."""
+        """Return the activations that `mxfp4_linear` multiplies.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            [M, K] float32.
+        """
         return x.float()
 
     def dense(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """Return the product [M, N] of x [M, K] and matrix [N, K]."""
+        """Multiply activations by the matrix of a dense layer.
+
+        Args:
+            x: [M, K].
+            matrix: [N, K], of the dtype of x.
+
+        Returns:
+            [M, N].
+        """
         return x @ matrix.T

@@ -61,39 +61,109 @@ class TorchProvider:
         parts.refuse_steps(cls, TorchProvider, attributes)
 
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode x in MXFP4; see `TorchCodecs`."""
+        """Encode x in MXFP4.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            As `TorchCodecs.mxfp4_quantize`.
+        """
         return self.codecs.mxfp4_quantize(x)
 
     def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
-        """Decode MXFP4; see `TorchCodecs`."""
+        """Decode MXFP4.
+
+        Args:
+            packed: [..., K/2] u8.
+            scales: [..., K/32] u8 E8M0.
+
+        Returns:
+            The values [..., K] float32.
+        """
         return self.codecs.mxfp4_dequantize(packed, scales)
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode x in MXFP8; see `TorchCodecs`."""
+        """Encode x in MXFP8.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            As `TorchCodecs.mxfp8_quantize`.
+        """
         return self.codecs.mxfp8_quantize(x)
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Choose the experts of each token; see `TorchExperts`."""
+        """Choose the experts of each token.
+
+        Args:
+            logits: [T, E].
+            k: The number of experts per token.
+
+        Returns:
+            As `TorchExperts.route`.
+        """
         return self.experts.route(logits, k)
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute the mixture of experts; see `TorchExperts`."""
+        """Compute the mixture of experts.
+
+        Args:
+            *arguments: The fields of `FusedMoe`, in their order.
+            **keywords: The other fields.
+
+        Returns:
+            y [T, H], of the dtype of x.
+        """
         return self.experts.fused_moe(*arguments, **keywords)
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Compute the logits; see `TorchExperts`."""
+        """Compute the logits of the output head.
+
+        Args:
+            x: [T, H].
+            weight: [V, H].
+
+        Returns:
+            [T, V], of the dtype of x.
+        """
         return self.experts.lm_head(x, weight)
 
     def mxfp4_linear(self, x: Tensor, weight: Packed) -> Tensor:
-        """Compute a dense layer with MXFP4 weights; see `TorchExperts`."""
+        """Compute a dense layer with MXFP4 weights.
+
+        Args:
+            x: [M, K].
+            weight: packed [N, K/2] and scales [N, K/32].
+
+        Returns:
+            [M, N], of the dtype of x.
+        """
         return self.experts.mxfp4_linear(x, weight)
 
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute causal attention over whole sequences; see `TorchAttention`."""
+        """Compute causal attention over whole sequences.
+
+        Args:
+            *arguments: The fields of `PrefillAttention`, in their order.
+            **keywords: The other fields.
+
+        Returns:
+            o [T, Hq, D].
+        """
         return self.attention.prefill_attention(*arguments, **keywords)
 
     def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute attention of one token per sequence; see `TorchAttention`."""
+        """Compute attention of one token per sequence over a paged cache.
+
+        Args:
+            *arguments: The fields of `DecodeAttention`, in their order.
+            **keywords: The other fields.
+
+        Returns:
+            o [B, Hq, D].
+        """
         return self.attention.decode_attention(*arguments, **keywords)
 
     def prefill_attention_fp8(self, *arguments: Any, **keywords: Any) -> Tensor:
