@@ -45,7 +45,11 @@ class CellAnswers:
         return self.clock or "chunks"
 
     def answers_of(self, tokens: int) -> list[TimedAnswer]:
-        """Return the answers to requests of at least ``tokens`` tokens, in the order of sending."""
+        """Return the answers to requests of at least a given length, in the order of sending.
+
+        Args:
+            tokens: The minimum number of tokens that a request asked for.
+        """
         answers = [answer for answer in self.all_answers if answer.asked_tokens >= tokens]
         return sorted(answers, key=lambda answer: answer.sent_ns)
 

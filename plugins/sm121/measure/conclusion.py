@@ -71,7 +71,15 @@ def over_starts(
 
 
 def estimate_of(measurement: Measurement) -> Estimate | None:
-    """Return the value of a measurement and its interval; None if there is no valid sample."""
+    """Return the value of a measurement and its interval.
+
+    Args:
+        measurement: The measurement. Its value is the mean, the median or another quantile of the
+            samples.
+
+    Returns:
+        The estimate; None if there is no sample, or one is NaN.
+    """
     if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
         return None
     if measurement.is_mean:

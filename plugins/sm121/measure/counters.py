@@ -76,14 +76,28 @@ def parse_counters(text: str) -> Counters:
 
 
 def fetch(endpoint: Endpoint) -> Counters | None:
-    """Return the current counters in /metrics; None if /metrics cannot be read."""
+    """Return the current counters in /metrics.
+
+    Args:
+        endpoint: The server.
+
+    Returns:
+        The counters; None if /metrics cannot be read, or contains none of them.
+    """
     text = endpoint.page("/metrics")
     now = parse_counters(text) if text is not None else Counters()
     return now if now.values or now.no_number else None
 
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
-    """Wait until the counters no longer change, so that they include all requests; return them."""
+    """Wait until the counters no longer change, so that they include all requests; return them.
+
+    Args:
+        endpoint: The server.
+
+    Returns:
+        The counters after at most about 2 s, even if they still change; None as for `fetch`.
+    """
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     before = fetch(endpoint)
     while before is not None:
@@ -127,7 +141,11 @@ class Drafted:
     by_position: tuple[float, ...] = ()
 
     def since(self, earlier: "Drafted") -> "Drafted":
-        """Return the numbers of drafts since an earlier reading."""
+        """Return the numbers of drafts since an earlier reading.
+
+        Args:
+            earlier: The reading at the beginning.
+        """
         by_position = list(self.by_position)
         for position, accepted in enumerate(earlier.by_position[: len(by_position)]):
             by_position[position] -= accepted
@@ -154,7 +172,14 @@ class Drafted:
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:
-    """Wait until the counters of drafts no longer change; return them, or None without counters."""
+    """Wait until the counters of drafts no longer change; return them.
+
+    Args:
+        endpoint: The server.
+
+    Returns:
+        The numbers since the engine's start; None if the server does not count drafts.
+    """
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""

@@ -68,7 +68,6 @@ _BY_CHANCE = 2.5
 RESOLUTION = 1e-4
 #: The maximum fraction of rounds that are excluded because the client was late.
 _LEFT_OUT = 1 / 3
-
 #: The maximum probability of a wrong PASS of a percentile (``ttft_p99``) at the last look.
 _LAST_TAIL_RISK = 0.01
 
@@ -322,17 +321,14 @@ def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) 
 def _t_risk(
     values: Floats, threshold: float, sign: float, effective: float, *, is_rate: bool
 ) -> float:
-    """Return the p-value of a t test of the samples' mean against the threshold.
-
-    For a rate, the test uses the mean time per token. The worst round counts twice, since a few
-    rounds show too little of a long tail.
-    """
+    """Return the p-value of a t test of the samples' mean against the threshold."""
     if not np.isfinite(values).all() or (is_rate and not (values > 0.0).all()):
         return 1.0
-    if is_rate:
+    if is_rate:  # test the mean time per token
         values = 1.0 / values
         threshold = 1.0 / threshold
         sign = -sign
+    # The worst round counts twice, since a few rounds show too little of a long tail.
     worst = values.min() if sign > 0.0 else values.max()
     values = np.append(values, worst)
     mean = float(values.mean())
@@ -472,7 +468,11 @@ def _look(
 
 
 def threshold_of(gate: Gate) -> tuple[float, bool]:
-    """Return the threshold of a gate, and whether values above it pass."""
+    """Return the threshold of a gate, and whether values above it pass.
+
+    Args:
+        gate: The gate. It has ``minimum`` or ``at_most``.
+    """
     if gate.minimum is not None:
         return gate.minimum, True
     assert gate.at_most is not None  # the profile requires one of the two

@@ -47,7 +47,11 @@ class Growth(Record):
 
 
 def is_silent(values: Sequence[float | None]) -> bool:
-    """Return whether most of the samples have no value."""
+    """Return whether fewer than half of the samples have a value.
+
+    Args:
+        values: The samples; None stands for a sample without a value.
+    """
     return sum(value is not None for value in values) < _LEAST_KNOWN * len(values)
 
 

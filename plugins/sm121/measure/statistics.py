@@ -181,7 +181,11 @@ def ratio_interval(
 
 
 def finite(value: float | None) -> float | None:
-    """Return a value, or None if it is infinite or NaN, which JSON cannot represent."""
+    """Return a value, or None if it is infinite or NaN, which JSON cannot represent.
+
+    Args:
+        value: The value; None stays None.
+    """
     return value if value is not None and np.isfinite(value) else None
 
 
@@ -209,7 +213,11 @@ def _outside(rank: int, count: int) -> float:
 
 
 def median_or_none(values: Iterable[float]) -> float | None:
-    """Return the median of values; None if there are none."""
+    """Return the median of values; None if there are none.
+
+    Args:
+        values: The values. If one of them is NaN, the median is NaN.
+    """
     numbers = list(values)
     return float(np.median(numbers)) if numbers else None
 

@@ -67,7 +67,14 @@ def ttft_ms(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def visible_ms(answer: TimedAnswer) -> float | None:
-    """Return the time to the first visible text in milliseconds; None if the answer has none."""
+    """Return the time to the first visible text.
+
+    Args:
+        answer: The answer. Reasoning and tool calls are not visible text.
+
+    Returns:
+        Milliseconds since the request was sent; None if no chunk has visible text.
+    """
     for chunk in answer.chunks:
         if chunk.visible:
             return (chunk.at_ns - answer.sent_ns) / 1e6
@@ -75,7 +82,14 @@ def visible_ms(answer: TimedAnswer) -> float | None:
 
 
 def e2e_ms(answer: TimedAnswer) -> float:
-    """Return the time from a request to the end of its answer in ms; infinite if it failed."""
+    """Return the time from a request to the end of its answer.
+
+    Args:
+        answer: The answer.
+
+    Returns:
+        Milliseconds; infinite for a failed request.
+    """
     if not answer.ok:
         return NEVER
     return (answer.ended_ns - answer.sent_ns) / 1e6

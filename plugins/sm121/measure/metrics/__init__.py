@@ -50,16 +50,27 @@ class Metric(ABC):
         return self.quantile is not None and self.quantile > 0.5
 
     def parts(self, _cell: MeasuredCell) -> Sequence["Metric"]:
-        """Return metrics of subsets of the answers, which are recorded in addition to this one."""
+        """Return metrics of subsets of the answers, which are recorded in addition to this one.
+
+        Args:
+            _cell: The cell with its answers.
+        """
         return ()
 
     @abstractmethod
     def name(self, cell: MeasuredCell) -> str:
-        """Return the metric's name in verdict.json."""
+        """Return the metric's name in verdict.json.
+
+        Args:
+            cell: The cell, whose depth and number of streams are part of the name.
+        """
 
     @abstractmethod
     def samples(self, cell: MeasuredCell) -> list[float]:
         """Return the values in `unit`, one per round or per request.
+
+        Args:
+            cell: The cell with its answers.
 
         Raises:
             NotRun: The metric has no values in this cell.

@@ -247,7 +247,12 @@ def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def first_chunk_tokens(answer: TimedAnswer, clock: Clock) -> int:
-    """Return the number of tokens in the first chunk that has tokens."""
+    """Return the number of tokens in the first chunk that has tokens.
+
+    Args:
+        answer: The answer. Without any token, the result is 0.
+        clock: How the answer's tokens are counted.
+    """
     chunks = timing.arrivals(answer, clock)
     return chunks[0].tokens if chunks else 0
 
