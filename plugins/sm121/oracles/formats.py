@@ -93,7 +93,11 @@ class Rounding:
         return f"{self.dtype}: {self.formats}"
 
     def computed_in(self, dtype: str) -> "Rounding":
-        """Return the same formats with another dtype of the arithmetic."""
+        """Return the same formats with another dtype of the arithmetic.
+
+        Args:
+            dtype: ``exact``, ``float32`` or ``bf16``.
+        """
         return replace(self, dtype=dtype)
 
     @property

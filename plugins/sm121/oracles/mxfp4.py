@@ -140,7 +140,17 @@ def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: in
 
 
 def encode_elements(values: Floats) -> Bytes:
-    """Return the nearest E2M1 codes; see `nearest_codes`."""
+    """Return the nearest E2M1 codes; see `nearest_codes`.
+
+    Args:
+        values: The elements, already divided by their scales. Any shape.
+
+    Returns:
+        The same shape, u8: the sign in bit 3.
+
+    Raises:
+        ValueError: A value is NaN.
+    """
     return nearest_codes(values, E2M1_VALUES, sign=_SIGN_BIT)
 
 

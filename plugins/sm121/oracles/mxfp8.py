@@ -46,7 +46,17 @@ E4M3_VALUES: Floats = _values()
 
 
 def encode_elements(values: Floats) -> Bytes:
-    """Return the nearest E4M3 codes; see `mxfp4.nearest_codes`."""
+    """Return the nearest E4M3 codes; see `mxfp4.nearest_codes`.
+
+    Args:
+        values: The elements, already divided by their scales. Any shape.
+
+    Returns:
+        The same shape, u8.
+
+    Raises:
+        ValueError: A value is NaN.
+    """
     return mxfp4.nearest_codes(values, E4M3_VALUES[:_NAN_CODE], sign=_SIGN_BIT)
 
 

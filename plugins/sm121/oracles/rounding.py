@@ -33,16 +33,24 @@ Function = Callable[[Tensor], Tensor]
 
 
 def same(x: Tensor) -> Tensor:
-    """Return x unchanged."""
+    """Return x unchanged.
+
+    Args:
+        x: Any shape and dtype.
+    """
     return x
 
 
 def to_bf16(x: Tensor) -> Tensor:
-    """Return the nearest BF16 values, in the dtype of x."""
+    """Return the nearest BF16 values (ties to even), in the dtype of x.
+
+    Args:
+        x: Any shape.
+    """
     return x.to(torch.bfloat16).to(x.dtype)
 
 
-def to_float32(x: Tensor) -> Tensor:
+def _to_float32(x: Tensor) -> Tensor:
     """Round to 20 significant bits, in the dtype of x.
 
     This is a conservative model of float32 arithmetic. A long sum in float32 is at least this
@@ -110,6 +118,9 @@ def to_e4m3(x: Tensor) -> Tensor:
 
     This is `__nv_cvt_float_to_fp8` with `__NV_SATFINITE`, with which vLLM writes a KV cache without
     scales (csrc/quantization/fp8/nvidia/quant_utils.cuh, `scaled_vec_conversion`, scale 1).
+
+    Args:
+        x: Any shape.
     """
     return x.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).float().to(torch.float8_e4m3fn).to(x.dtype)
 
@@ -119,6 +130,9 @@ def to_e4m3_cut(x: Tensor) -> Tensor:
 
     vLLM's CPU backend writes its KV cache in this way (0.32, `cpu_attn_reshape_and_cache`). This
     was observed for 20 values in float32 and BF16.
+
+    Args:
+        x: Any shape.
     """
     magnitude = x.abs().clamp(max=_LARGEST_E4M3)
     exponent = torch.frexp(magnitude)[1] - 4
@@ -166,21 +180,33 @@ EXPERTS: Mapping[str, Function] = {
     "mxfp8-identity": to_e4m3,
 }
 #: For each dtype of the arithmetic, the rounding of the result of an operation.
-_ARITHMETIC: Mapping[str, Function] = {"exact": same, "float32": to_float32, "bf16": to_bf16}
+_ARITHMETIC: Mapping[str, Function] = {"exact": same, "float32": _to_float32, "bf16": to_bf16}
 
 
 def activations(served: Rounding) -> Function:
-    """Return the function that rounds the result of each operation."""
+    """Return the function that rounds the result of each operation.
+
+    Args:
+        served: The server's rounding. Its ``dtype`` decides.
+    """
     return _ARITHMETIC[served.dtype]
 
 
 def expert_inputs(served: Rounding) -> Function:
-    """Return the function that rounds the inputs of the experts' matrices."""
+    """Return the function that rounds the inputs of the experts' matrices.
+
+    Args:
+        served: The server's rounding. Without a format of ``experts``, the function is `same`.
+    """
     return EXPERTS.get(served.experts or "", same)
 
 
 def cached(served: Rounding) -> Function:
-    """Return the function that rounds rotated keys, and values, for the KV cache."""
+    """Return the function that rounds rotated keys, and values, for the KV cache.
+
+    Args:
+        served: The server's rounding. Without a format of ``kv``, the function is `same`.
+    """
     return CACHES.get(served.kv or "", same)
 
 
