@@ -338,6 +338,9 @@ def _content(api: Api, case: Case) -> bytes:
 def healthy(api: Api) -> str:
     """Return the answer of a healthy server to a plain request.
 
+    Args:
+        api: The API of the server.
+
     Raises:
         Unmet: The server does not answer.
     """

@@ -83,7 +83,14 @@ def load_chats() -> tuple[ChatCase, ...]:
 
 
 def find_chat(name: str) -> ChatCase:
-    """Return the chat with an id."""
+    """Return the chat with an id.
+
+    Args:
+        name: The id of a chat in ``fixtures/api/chats.toml``.
+
+    Raises:
+        StopIteration: There is no such chat.
+    """
     return next(case for case in load_chats() if case.id == name)
 
 

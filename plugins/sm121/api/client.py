@@ -203,7 +203,14 @@ class Api:
         return length
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids of a text, as the server tokenises a prompt."""
+        """Return the token ids of a text, as the server tokenises a prompt.
+
+        Args:
+            text: The text. It is sent as the prompt of a completion with one token.
+
+        Raises:
+            NotRun: The engine does not send token ids.
+        """
         answer = self.complete(text, max_tokens=1, return_token_ids=True)
         return list(answer["choices"][0]["prompt_token_ids"])
 

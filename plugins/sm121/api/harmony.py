@@ -50,14 +50,22 @@ _MOST = 4
 
 
 def leaked(text: str | None) -> list[str]:
-    """Return the special tokens that a text for users contains."""
+    """Return the special tokens that a text for users contains.
+
+    Args:
+        text: The text; None counts as empty.
+    """
     text = text or ""
     named = [special for special in SPECIAL_TEXTS if special in text]
     return named + _OTHER_SPECIAL.findall(text)
 
 
 def headers(text: str | None) -> list[str]:
-    """Return remains of headers in a message: roles and channels without special tokens."""
+    """Return remains of headers in a message: roles and channels without special tokens.
+
+    Args:
+        text: The text of the message; None counts as empty.
+    """
     return _HEADER.findall(text or "")
 
 

@@ -142,7 +142,14 @@ def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
 
 
 def arguments(text: Any) -> list[str]:
-    """Check that the arguments of a call are the text of a JSON object."""
+    """Check that the arguments of a call are the text of a JSON object.
+
+    Args:
+        text: The field ``arguments`` of the call, of any type.
+
+    Returns:
+        The violations.
+    """
     try:
         parsed = json.loads(text)
     except (ValueError, TypeError) as error:

@@ -152,7 +152,11 @@ def _text_by_type(items: Iterable[Json]) -> dict[str, str]:
 
 
 def text_of(answer: Json) -> str:
-    """Return the text of a response's messages."""
+    """Return the text of a response's messages.
+
+    Args:
+        answer: A valid answer of /v1/responses. Its reasoning and its calls are left out.
+    """
     return _text(item for item in answer["output"] if item["type"] == "message")
 
 

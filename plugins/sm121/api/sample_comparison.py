@@ -18,7 +18,11 @@ Rule = Callable[[Top], Split]
 
 
 def allow_all(top: Top) -> Split:
-    """Return a `Split` in which every listed token may be drawn."""
+    """Return a `Split` in which every listed token may be drawn.
+
+    Args:
+        top: The listed tokens, with their log-probabilities.
+    """
     return Split(set(top), set())
 
 

@@ -114,7 +114,11 @@ class SampleSource:
         return prompts
 
     def values(self, name: str) -> list[ParameterValue]:
-        """Return the middle value and the drawn value of a parameter of `RANGES`."""
+        """Return the middle value and the drawn value of a parameter.
+
+        Args:
+            name: A parameter of `RANGES`. The second value is drawn from its range with the seed.
+        """
         bounds = RANGES[name]
         drawn = random.Random(f"{self.seed} {name}").uniform(bounds.low, bounds.high)
         return [ParameterValue("middle", bounds.middle), ParameterValue("drawn", round(drawn, 3))]
@@ -192,7 +196,14 @@ class SampleSource:
         return 20 if self.api.capabilities.can("top_logprobs_20") else 5
 
     def require_none(self, facts: list[Fact]) -> None:
-        """Raise `Unmet` if a requirement failed, with the seed as evidence."""
+        """Check that no requirement failed.
+
+        Args:
+            facts: The failed requirements. The seed is added to their evidence.
+
+        Raises:
+            Unmet: A requirement failed.
+        """
         risk = f"{expected_samples.FALSE_ALARMS:g} is the probability of a false alarm in a run"
         require_none(facts, f"seed {self.seed}; {risk}")
 

@@ -146,7 +146,14 @@ class Sampler:
         self.source.require_none(facts)
 
     def find_cuts(self, cut: Cut) -> dict[str, CutCase]:
-        """Return the cases of a truncation parameter; see `cuts.find_cuts`."""
+        """Return the cases of a truncation parameter; see `cuts.find_cuts`.
+
+        Args:
+            cut: ``top_p``, ``top_k`` or ``min_p``.
+
+        Raises:
+            NotRun: No text is suitable for the check.
+        """
         return find_cuts(self.source.tops, cut, self.seed)
 
     def restricts(self, name: Name) -> None:
@@ -301,13 +308,32 @@ class Sampler:
         return SampleCase(texts, options, functools.partial(compare_repeated, alone))
 
     def chats_obey(self, name: Parameter) -> None:
-        """Require that sampled chats obey a parameter, as in `ChatSamples.obey`."""
+        """Require that sampled chats obey a parameter, as in `ChatSamples.obey`.
+
+        Args:
+            name: The parameter.
+
+        Raises:
+            Unmet: The samples contradict the parameter.
+            NotRun: The chats are too few for a decision, or the engine lacks the parameter.
+        """
         self._chats.obey(name)
 
     def body(self, options: Json) -> Json:
-        """Return the body of a request, as in `SampleSource.body`."""
+        """Return the body of a request, as in `SampleSource.body`.
+
+        Args:
+            options: Fields of the body. The keys of ``logit_bias`` are names of tokens.
+
+        Raises:
+            NotRun: The engine sends no log-probabilities, or accepts no lists of prompts.
+        """
         return self.source.body(options)
 
     def sample(self, positions: tuple[Position, ...]) -> tuple[Position, ...]:
-        """Return the tokens of a sample, as in `SampleSource.sample`."""
+        """Return the tokens of a sample, as in `SampleSource.sample`.
+
+        Args:
+            positions: The tokens of a sample, with the likeliest tokens that the engine listed.
+        """
         return self.source.sample(positions)

@@ -217,12 +217,20 @@ def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str
 
 
 def mostly_alike(texts: Counter[str]) -> bool:
-    """Return whether at least half of `_TIMES` texts are the same."""
+    """Return whether at least half of `_TIMES` texts are the same.
+
+    Args:
+        texts: How often each text was returned; at least one text.
+    """
     return 2 * max(texts.values()) >= _TIMES
 
 
 def differing(texts: Counter[str]) -> bool:
-    """Return whether there are at least two different texts."""
+    """Return whether there are at least two different texts.
+
+    Args:
+        texts: How often each text was returned.
+    """
     return len(texts) > 1
 
 

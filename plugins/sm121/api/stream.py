@@ -179,6 +179,12 @@ def log_probabilities(stream: Stream) -> list[float | None]:
     """Return the log-probabilities of a streamed completion's tokens, over all choices.
 
     llama-server sends them in the format of a chat (``logprobs.content``); both formats are read.
+
+    Args:
+        stream: A valid stream of completion chunks.
+
+    Returns:
+        The values in natural-log units, in the order of arrival; None where the engine sent null.
     """
     values: list[float | None] = []
     for chunk in stream.chunks:

@@ -31,7 +31,11 @@ _SENT_BACK = ("id", "type", "function")
 
 @functools.cache
 def tools(count: int = 2) -> list[Json]:
-    """Return the first `count` tools of ``fixtures/api/tools.json``, in the format of chats."""
+    """Return the first tools of ``fixtures/api/tools.json``, in the format of chats.
+
+    Args:
+        count: The number of tools. The list is shared by all callers, who must not change it.
+    """
     text = (files("sm121.fixtures") / "api" / "tools.json").read_text("utf-8")
     return list(json.loads(text))[:count]
 
