@@ -155,7 +155,11 @@ def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Prog
 
 
 def manifest(twin: Twin) -> dict[str, Any]:
-    """Return the content of a twin's `MANIFEST`."""
+    """Return the content of a twin's `MANIFEST`.
+
+    Args:
+        twin: The format of the twin's weights.
+    """
     return {"canary": twin, "builder": BUILDER_VERSION, "inputs_sha256": _inputs_digest()}
 
 
@@ -168,7 +172,11 @@ def _inputs_digest() -> str:
 
 
 def config(twin: Twin) -> dict[str, Any]:
-    """Return a twin's config.json: that of gpt-oss with smaller sizes."""
+    """Return a twin's config.json: that of gpt-oss with smaller sizes.
+
+    Args:
+        twin: The format of the twin's weights. That of ``bf16`` has no ``quantization_config``.
+    """
     result: dict[str, Any] = json.loads(read_data("checkpoint/config.json"))
     if twin == "bf16":
         del result["quantization_config"]

@@ -144,12 +144,26 @@ def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
 
 
 def from_bf16(bits: Array) -> NDArray[np.float32]:
-    """Return the values of BF16 bits (u16)."""
+    """Return the values of BF16 bits.
+
+    Args:
+        bits: u16 of any shape.
+
+    Returns:
+        The same shape in float32, exact.
+    """
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bf16(values: NDArray[np.float32]) -> Array:
-    """Return the bits (u16) of the nearest BF16 values, ties to even."""
+    """Return the bits of the nearest BF16 values, ties to even.
+
+    Args:
+        values: Finite values of any shape.
+
+    Returns:
+        The same shape, u16.
+    """
     bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
     last_bit = (bits >> 16) & 1
     return ((bits + _ALMOST_HALF + last_bit) >> 16).astype(np.uint16)
@@ -163,5 +177,12 @@ def _exact_bf16(values: NDArray[np.float64], name: str) -> Array:
 
 
 def read_data(name: str) -> bytes:
-    """Return the content of a file of ``fixtures/canary``."""
+    """Return the content of a file of ``fixtures/canary``.
+
+    Args:
+        name: The path of the file, relative to this folder.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
     return (resources.files("sm121.fixtures") / "canary" / name).read_bytes()

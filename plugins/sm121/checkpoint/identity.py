@@ -67,7 +67,11 @@ def identity(
 
 
 def is_name(identity: str) -> bool:
-    """Return whether an `identity` is a name on the hub, not a digest."""
+    """Return whether an identity is a name on the hub, not a digest.
+
+    Args:
+        identity: A result of the function `identity`.
+    """
     return identity.startswith(_ON_THE_HUB)
 
 

@@ -145,14 +145,28 @@ def ids_of(positions: Sequence[Position]) -> tuple[int, ...] | None:
 
 
 def id_of(name: str) -> int | None:
-    """Return the id in a name such as ``token_id:7``; None if the name is the token's text."""
+    """Return the id in the name of a token.
+
+    Args:
+        name: The name in an answer's log-probabilities, for example ``token_id:7``.
+
+    Returns:
+        The id; None if the name is the token's text.
+
+    Raises:
+        ValueError: The text after ``token_id:`` is not an integer.
+    """
     if not name.startswith(_ID):
         return None
     return int(name.removeprefix(_ID))
 
 
 def name_of(token_id: int) -> str:
-    """Return the engine's name of a token id, ``token_id:N``."""
+    """Return the engine's name of a token id, ``token_id:N``.
+
+    Args:
+        token_id: The id.
+    """
     return f"{_ID}{token_id}"
 
 

@@ -235,11 +235,27 @@ class Asker:
         return ""
 
     def ids(self, answer: Completion) -> tuple[int, ...]:
-        """Return the generated token ids, or raise the errors of `need`."""
+        """Return the generated token ids.
+
+        Args:
+            answer: An answer of `ask`.
+
+        Raises:
+            Unmet: vLLM, which documents them, did not send them.
+            NotRun: Another engine did not send them.
+        """
         return self.need(answer.ids, "the generated token ids (return_token_ids)")
 
     def positions(self, answer: Completion) -> tuple[Position, ...]:
-        """Return the generated tokens with log-probabilities, or raise the errors of `need`."""
+        """Return the generated tokens with log-probabilities.
+
+        Args:
+            answer: An answer of `ask`.
+
+        Raises:
+            Unmet: vLLM, which documents them, did not send them.
+            NotRun: Another engine did not send them.
+        """
         return self.need(answer.positions, "log-probabilities (logprobs)")
 
     def _ask(self, http: httpx.Client, request: Request) -> Completion:

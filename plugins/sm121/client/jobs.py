@@ -110,7 +110,11 @@ class JobOutcome:
         return self.ended - self.started
 
     def silent_s(self, now: float) -> float:
-        """Return the number of seconds since the latest data."""
+        """Return the number of seconds since the latest data, or since the request began.
+
+        Args:
+            now: The current time, as ``time.monotonic()`` returns it.
+        """
         return now - self.last_sign
 
     def set_choices(self, choices: Sequence[Completion]) -> None:

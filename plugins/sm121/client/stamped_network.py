@@ -52,7 +52,20 @@ class StampedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a connection. The current time counts as the time at which the request was sent."""
+        """Open a connection. The current time counts as the time at which the request was sent.
+
+        Args:
+            host: The host to connect to.
+            port: Its port.
+            timeout: The time limit of the connection, in seconds; None for none.
+            local_address: Not used.
+            socket_options: Not used.
+
+        Raises:
+            httpcore.ConnectTimeout: The connection was not opened within the time limit.
+            httpcore.ConnectError: The host has no address, or refuses the connection.
+            LookupError: The current task has no `CURRENT` timestamps.
+        """
         del local_address, socket_options  # the client sets neither
         stamps = CURRENT.get()
         stamps.note_sending()

@@ -129,7 +129,11 @@ class TimedAnswer:
         return arrivals
 
     def tokens(self, clock: Clock) -> int:
-        """Return the number of generated tokens, counted in the given way."""
+        """Return the number of generated tokens.
+
+        Args:
+            clock: How tokens are counted.
+        """
         arrivals = self.arrivals(clock)
         return arrivals[-1].tokens if arrivals else 0
 

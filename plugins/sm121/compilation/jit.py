@@ -423,7 +423,10 @@ def bounding_variables(
 def other_release(package: str | None, flashinfer: str | None) -> bool:
     """Return whether a package's version is known and is not that of FlashInfer.
 
-    The local parts of versions, for example ``+cu130``, are ignored.
+    Args:
+        package: The version of the package. Its local part, for example ``+cu130``, is ignored.
+        flashinfer: The version of FlashInfer, whose local part is ignored, too. If one of the
+            versions is None, it is not known, and the result is false.
     """
     if package is None or flashinfer is None:
         return False

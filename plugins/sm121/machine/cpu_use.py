@@ -48,7 +48,11 @@ class CpuUse:
         return cls(time.monotonic(), busy, run_seconds, each)
 
     def seconds_of(self, pids: Iterable[int]) -> float:
-        """Return the sum of the CPU seconds of some processes."""
+        """Return the sum of the CPU seconds of some processes.
+
+        Args:
+            pids: The processes. One that did not exist at this time counts as 0 s.
+        """
         return sum(self.each[pid][1] for pid in pids if pid in self.each)
 
     def since(self, before: "CpuUse") -> tuple[float, list[str]]:

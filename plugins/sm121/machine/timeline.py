@@ -190,7 +190,11 @@ class Timeline(threading.Thread):
             self.join(timeout=10.0)
 
     def since(self, index: int) -> list[TimelineSample]:
-        """Return the samples from an index on in which the server had processes."""
+        """Return the samples from an index on in which the server had processes.
+
+        Args:
+            index: The index of the first sample in `samples`.
+        """
         return [sample for sample in self.samples[index:] if sample.processes]
 
     def record(self) -> dict[str, Any]:
