@@ -225,6 +225,27 @@ def test_which_versions_settle_the_options_of_an_engine(version, settled):
     assert builds.is_settled(version) is settled
 
 
+@pytest.mark.parametrize(
+    ("version", "identity"),
+    [
+        ("b11434-0c1e570", "0.6.0+b11434"),
+        ("b11434-sdist", "0.6.0+b11434"),
+        ("b11434", "0.6.0+b11434"),
+        ("b12000-feedfac", "0.6.0"),
+        ("b11433-feedfac", None),
+        ("b11434c0", None),
+    ],
+)
+def test_a_running_llama_server_is_known_by_the_number_of_its_build(version, identity):
+    """A running llama-server reports its build and not its release.
+
+    Its known bugs are those of the release."""
+    can = capabilities.capabilities_of("llama-cpp", version)
+    assert can.identity == identity
+    bugs = can.bugs("tests/test_correctness.py::test_a_stop_string_ends_the_text")
+    assert len(bugs) == (0 if identity is None else 1)
+
+
 @pytest.mark.parametrize("version", ["0.0.0", "0.0.0+cu130", "0.0", "0.1.dev1+g0a1b2c3", "dev"])
 def test_a_version_without_a_release_is_unknown(version):
     assert builds.identity(version) is None and not builds.is_settled(version)

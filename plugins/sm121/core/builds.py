@@ -18,6 +18,8 @@ from sm121.core.versions import release
 
 #: The hash of a commit in a version.
 _COMMIT = re.compile(r"(?<=[-+.])g?(?P<commit>[0-9a-f]{7,40})(?=$|[-.])")
+#: The number of a build of llama.cpp in a version, for example ``b11434-0c1e570``.
+_NUMBER = re.compile(r"b(?P<number>\d+)(?=$|-)")
 
 
 class Build(data_file.DataTable):
@@ -34,6 +36,9 @@ class Build(data_file.DataTable):
     options: tuple[str, ...] = ()
     #: Prefixes of the commit hashes that may be in the build's version.
     commits: tuple[str, ...] = ()
+    #: The build's number, if the engine numbers its builds. Builds with larger numbers count as
+    #: `release`.
+    number: int | None = None
     source: str = Field(min_length=3)
 
     def committed(self, version: str | None) -> bool:
@@ -103,10 +108,15 @@ def identity(
         The version itself for a release, ``RELEASE+BUILD`` for a build, or None.
     """
     parsed = release(version)
+    found = _NUMBER.match(version or "")
+    number = int(found["number"]) if found is not None else None
     if named(version) is None:
         for row in shipped():
+            if number is not None and row.number is not None and number > row.number:
+                return row.release
             has_its_option = not set(row.options).isdisjoint(options or ())
-            if row.name == build or has_its_option or row.committed(version):
+            has_its_number = number is not None and number == row.number
+            if row.name == build or has_its_option or has_its_number or row.committed(version):
                 base = parsed.base_version if parsed else row.release
                 return f"{base}+{row.name}"
     return version if parsed is not None else None
