@@ -112,6 +112,19 @@ def heirs(classes: Iterable[ClassMembers]) -> Iterator[str]:
                 yield f"{one.module}:{one.name}"
 
 
+def inherited_methods(classes: Iterable[ClassMembers]) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield ``path:name`` of each class, with the names of the methods of its bases.
+
+    Args:
+        classes: The classes of all counted modules.
+    """
+    by_name = _by_name(classes)
+    for named in by_name.values():
+        for one in named:
+            _, *bases = _ancestry(one, by_name)
+            yield f"{one.module}:{one.name}", frozenset().union(*(base.methods for base in bases))
+
+
 def _by_name(classes: Iterable[ClassMembers]) -> dict[str, list[ClassMembers]]:
     by_name: dict[str, list[ClassMembers]] = {}
     for one in classes:

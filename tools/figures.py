@@ -1,10 +1,10 @@
-"""Print figures of the tree, and check the size of modules, functions and classes.
+"""Print figures of the tree, and check the sizes of its parts and the docstrings of functions.
 
 ``python -m tools.figures`` prints, for each folder, the lines of code, docstrings and comments, and
 how many expressions per 1,000 lines need decoding. These are figures, not limits. The status is 1
 only if a module, a function or a class is larger than ``[tool.sm121-sizes]`` of pyproject.toml
-allows. The fields and all methods of a class are counted in ``plugins/`` alone, by
-`tools.class_sizes`.
+allows, or if `tools.docstrings` finds a public function whose parameters are not described. The
+fields and all methods of a class, and docstrings, are checked in ``plugins/`` alone.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools import class_sizes
+from tools import class_sizes, docstrings
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "plugins"
@@ -132,7 +132,7 @@ def similar_pages(docs: Path) -> list[str]:
 
 
 def problems(root: Path, limits: dict[str, Any]) -> list[str]:
-    """Return one line for each module, function and class that is larger than its limit.
+    """Return one line for each part that is larger than its limit, or is not described.
 
     Args:
         root: A checkout.
@@ -148,6 +148,7 @@ def problems(root: Path, limits: dict[str, Any]) -> list[str]:
             if size > limit:
                 lines.append(_too_large(name, limit, units[kind], size))
     lines += class_problems(root, limits)
+    lines += docstrings.without_args(root, PACKAGE)
     for pair in similar_pages(root / "docs"):
         lines.append(f"docs: two pages have names that differ only by an s: {pair}. Rename one.")
     return lines
@@ -222,7 +223,7 @@ def table(root: Path) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the figures of a checkout. Return 1 if a part is larger than its limit."""
+    """Print the figures of a checkout. Return 1 if a part is too large or is not described."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, nargs="?", default=ROOT, help="a checkout")
     root: Path = parser.parse_args(arguments).root
