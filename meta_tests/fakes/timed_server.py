@@ -210,6 +210,9 @@ class TimedServer(VllmPages):
         if isinstance(prompt, list) and not pace.accepts_ids:
             return web.json_response({"error": {"message": "prompt must be a string"}}, status=400)
         if isinstance(prompt, list) and max(prompt) >= pace.known_ids:
+            if pace.text_field == "content":
+                error = {"message": "Prompt contains invalid tokens", "code": 400}
+                return web.json_response({"error": error}, status=400)
             return await timed_events.out_of_vocabulary(request, max(prompt))
         failing = number == pace.fail_number
         if failing or (pace.fail_every and number % pace.fail_every == 0):

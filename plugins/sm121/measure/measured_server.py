@@ -26,6 +26,9 @@ _PROBE_PROMPT_TOKENS = 8
 _PROBE_WORDS = 32
 #: Smaller vocabularies to try if the server refuses an id as out of range.
 _VOCABULARIES = (30_000, 900)
+#: Part of the error in this case: of vLLM ("out of vocabulary"), and of llama-server ("Prompt
+#: contains invalid tokens", tools/server/server-context.cpp).
+_OUT_OF_RANGE = ("vocab", "invalid tokens")
 
 
 @dataclass
@@ -150,7 +153,8 @@ class MeasuredServer:
         """Find out whether the server accepts token ids, and how to count its answers' tokens."""
         answer = self._answer_to_the_largest_id()
         for vocabulary in _VOCABULARIES:
-            if answer.ok or "vocab" not in (answer.error or "").lower():
+            error = (answer.error or "").lower()
+            if answer.ok or not any(part in error for part in _OUT_OF_RANGE):
                 break
             self.prompts.vocabulary = min(self.prompts.vocabulary, vocabulary)
             answer = self._answer_to_the_largest_id()
