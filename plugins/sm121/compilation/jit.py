@@ -23,6 +23,8 @@ from sm121.core.engine_arguments import one_line
 from sm121.core.versions import Versions, within
 
 _GIB = 1 << 30
+#: Matches the names of folders with compiled kernels, which consist of compute capabilities.
+_CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 #: The engine's argument for the page size of the KV cache.
 _BLOCK_SIZE = re.compile(r"--block-size (\d+)")
 #: The engine's argument for the number of draft tokens in speculative decoding.
@@ -336,10 +338,23 @@ class FlashInferModules:
         """Return the folders of cached modules that were compiled for these architectures."""
         folders = []
         for folder in self.folder.glob(f"{self.version or '*'}/*"):
-            architectures = folder.name.split("_")
-            if not set(codes).isdisjoint(architectures):
+            if not architectures_of(folder).isdisjoint(codes):
                 folders.append(folder / "cached_ops")
         return folders
+
+
+def architectures_of(folder: Path) -> frozenset[str]:
+    """Return the architectures of the kernels in a folder of FlashInfer's cache.
+
+    Args:
+        folder: A folder with the name that FlashInfer gives it, such as ``90a_121a``.
+
+    Returns:
+        The architectures; empty if the folder has another name.
+    """
+    if _CACHE_NAME.fullmatch(folder.name) is None:
+        return frozenset()
+    return frozenset(folder.name.split("_"))
 
 
 def _is_in_cache(module: JitModule, folders: Sequence[Path]) -> bool:

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from sm121.core import builds, data_file, errors, verdict
 from sm121.core.data_file import DataTable
 from sm121.core.level_settings import Ability
+from sm121.core.node_id import name_of
 from sm121.core.versions import Versions, release, within
 
 #: All capabilities that a test may require. A new capability needs a row in the file of every
@@ -147,7 +148,7 @@ class Bug(DataTable):
 
 
 def _is(check: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(check.rpartition("::")[2], pattern)
+    return fnmatch.fnmatchcase(name_of(check), pattern)
 
 
 class EngineFile(DataTable):

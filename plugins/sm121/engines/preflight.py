@@ -29,8 +29,6 @@ Severity = Literal["error", "warning", "note"]
 _GIB = 1 << 30
 _DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 _FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
-#: Matches the names of folders with compiled kernels, which consist of compute capabilities.
-_CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 #: Maximum number of names in a message.
 _SHOWN_NAMES = 5
 
@@ -471,7 +469,8 @@ def _caches_of_others(folder: Path, architecture: Architecture) -> list[str]:
     """Return the names of folders with kernels that were compiled for other architectures."""
     names = []
     for cache in folder.glob("*/*"):  # <version>/<architectures>
-        is_cache = _CACHE_NAME.fullmatch(cache.name) and (cache / "cached_ops").is_dir()
-        if is_cache and not {*cache.name.split("_")} & {*architecture.codes}:
+        found = jit.architectures_of(cache)
+        is_cache = bool(found) and (cache / "cached_ops").is_dir()
+        if is_cache and found.isdisjoint(architecture.codes):
             names.append(cache.name)
     return sorted(names)

@@ -5,7 +5,6 @@ settings, plugins and environment variables have no effect on the run: see
 `sm121.session.certified_run`.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -63,7 +62,7 @@ def show_removed_variables(config: pytest.Config) -> None:
         config: The configuration of pytest. The run is open, since a refused run prints only its
             refusal.
     """
-    names = os.environ.get(certified_run.REMOVED, "").split()
+    names = certified_run.removed_variables()
     if config.getoption("--certify") and names:
         terminal.say(config, "certificate", f"runs without these variables: {', '.join(names)}")
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from sm121.core.node_id import name_of
 from sm121.core.printable import printable
 from sm121.core.time_range import TimeRange, clock
 from sm121.core.verdict import Verdict
@@ -272,7 +273,7 @@ class Progress:
         if not running:
             return ""
         first, began = min(running.items(), key=lambda item: item[1])
-        text = first.rpartition("::")[2]
+        text = name_of(first)
         ran = self._clock() - began
         if ran >= _LONG_S:
             text += f" for {clock(ran)}"

@@ -7,6 +7,7 @@ import pytest
 
 from pytest_gpu_arch.expression import evaluate, evaluate_with, words_of
 from sm121.core.architecture import NAMES
+from sm121.core.node_id import function_of
 from sm121.core.profile import PlanRow
 from sm121.core.profile_fields import LEVELS
 from sm121.plugin import expressions, selection
@@ -90,10 +91,9 @@ class _Request:
 
     def _is_in_plan(self, test: TestReport, plan: PlanRow) -> bool:
         """Whether the plan contains a test, assuming that the test has the markers in the plan."""
-        function = test.id.rpartition("::")[2].partition("[")[0]
         entries: Any = plan.tests.get(test.level, ())  # type: ignore[call-overload]
         markers = {entry for entry in entries if not entry.startswith("test_")}
-        return plan.asks(test.level, function, markers)
+        return plan.asks(test.level, function_of(test.id), markers)
 
 
 def _paths(config: pytest.Config) -> list[str]:

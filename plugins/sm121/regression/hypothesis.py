@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
+from sm121.core.node_id import function_of
 from sm121.core.numbers import number
 from sm121.core.profile_fields import Level
 from sm121.core.verdict import Verdict, worst
@@ -280,8 +281,7 @@ def _evaluate_test(criterion: Criterion, name: str, tests: Sequence[TestReport])
     """Evaluate a criterion on a test: each of its cases must pass."""
     ended = []
     for test in tests:
-        function = test.id.rpartition("::")[2].partition("[")[0]
-        if function == name:
+        if function_of(test.id) == name:
             ended.append(test)
     verdict = worst(test.verdict for test in ended)
     note = "in the same run"

@@ -37,6 +37,7 @@ class FailureGroup:
         severity: The severity of the first test.
         level: The level of each test.
         ids: The tests.
+        title: The name of the first test, without its file.
         requirement: The requirement as text; empty if the test has none.
         facts: The facts of the first test; without their subjects if there are several tests.
         evidence: Files and folders, relative to the report directory.
@@ -48,6 +49,7 @@ class FailureGroup:
     severity: Severity
     level: str
     ids: tuple[str, ...]
+    title: str
     requirement: str
     facts: tuple[Fact, ...]
     evidence: tuple[str, ...]
@@ -70,11 +72,6 @@ class FailureGroup:
         parts = [first.observation if first.required else str(first)]
         parts.append(unmet.facts_text(others))
         return "; ".join(filter(None, parts))[:_LONGEST]
-
-    @property
-    def title(self) -> str:
-        """The first test's name without its file."""
-        return self.ids[0].rpartition("::")[2] or self.ids[0]
 
 
 def failures(run: VerdictFile) -> list[TestReport]:
@@ -164,6 +161,7 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
                 severity=first.severity,
                 level=first.level,
                 ids=tuple(test.id for test in tests),
+                title=tests[0].name,
                 requirement=report.details.requirements.get(first.id, ""),
                 facts=tuple(facts),
                 evidence=tuple(_evidence(report, first.level, detail.logs)),

@@ -21,7 +21,7 @@ from sm121.report import findings, metric_names, metric_verdicts
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run.machine_report import MEMORY_FLOOR
-from sm121.run.verdict_file import AGAINST, BESIDE, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import AGAINST, MetricReport, TestReport, VerdictFile
 
 #: Maximum number of characters of a message that the sentence quotes.
 _MOST = 160
@@ -248,7 +248,6 @@ def _sentence(run: VerdictFile) -> str:
         first=bad[0],
         message=unmet.facts_text(bad[0].facts),
         reason=findings.reason_of(bad[0]),
-        beside=BESIDE,
         covered=topic.covered,
         others=len(bad) - topic.covered,
         brief=brief,

@@ -225,7 +225,7 @@ def _notes(report: StoredReport, level: str) -> list[str]:
     for test in findings.failures(report.run):
         if test.level == level:
             bad.append(test)
-    notes = [f"{test.verdict.value} {test.id.rpartition('::')[2]}: {test.message}" for test in bad]
+    notes = [f"{test.verdict.value} {test.name}: {test.message}" for test in bad]
     reasons = set()
     for test in report.run.tests:
         if test.level == level and test.skipped and not test.waived:

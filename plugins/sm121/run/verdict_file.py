@@ -12,6 +12,7 @@ from sm121.core import described_schema, lenient, templates
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.json_text import json_text
+from sm121.core.node_id import name_of
 from sm121.core.profile_fields import FULL, LEVELS
 from sm121.core.unmet import Fact, facts_text
 from sm121.core.verdict import Severity, Verdict, worst
@@ -115,6 +116,11 @@ class TestReport(Record):
         return cls(
             id=identity, level=level, verdict=verdict, message=facts_text(facts), unmet=list(facts)
         )
+
+    @property
+    def name(self) -> str:
+        """The id without its file and its class, or the words of a decision that no test makes."""
+        return self.id.removeprefix(BESIDE) if self.has_no_test else name_of(self.id)
 
     @property
     def has_no_test(self) -> bool:

@@ -18,7 +18,7 @@ from sm121.session import fingerprinting
 
 OPTION = "--certify"
 #: The variable in which `start` names the variables that it removed.
-REMOVED = "SM121_REMOVED_VARIABLES"
+_REMOVED = "SM121_REMOVED_VARIABLES"
 _COLLECTS = "--collect-only"
 
 
@@ -71,6 +71,11 @@ def is_this_process() -> bool:
     return began == environment(began, given)
 
 
+def removed_variables() -> list[str]:
+    """Return the names of the variables that `start` removed; empty in any other process."""
+    return os.environ.get(_REMOVED, "").split()
+
+
 def start(given: Sequence[str]) -> NoReturn:
     """Replace this process with a certified run.
 
@@ -90,7 +95,7 @@ def start(given: Sequence[str]) -> NoReturn:
     removed = sorted({*os.environ} - {*variables})
     # The new process shows these names when its run is open. This process shows nothing, because a
     # refusal must be a single line.
-    variables[REMOVED] = " ".join(removed)
+    variables[_REMOVED] = " ".join(removed)
     sys.stdout.flush()
     sys.stderr.flush()
     words = command(given)
