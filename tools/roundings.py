@@ -84,9 +84,15 @@ _PARTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "lm_
 
 
 def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
-    """Write a copy of a checkpoint in which tensors are changed by name.
+    """Write a copy of a checkpoint in which tensors are changed. Its drafter stays the same.
 
-    Its drafter stays the same.
+    Args:
+        checkpoint: The folder of the checkpoint.
+        folder: The folder of the copy, which must not exist.
+        change: Returns the new tensor, given the name and the tensor.
+
+    Returns:
+        The folder of the copy.
     """
     shutil.copytree(checkpoint, folder)
     for file in folder.glob("*.safetensors"):
@@ -98,15 +104,29 @@ def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], T
 
 
 def part_of(name: str) -> str | None:
-    """Return the part of the model to which a tensor of the checkpoint belongs: ``qkv``, ``o`` or
-    ``lm_head``.
+    """Return the part of the model to which a tensor belongs.
+
+    Args:
+        name: The name of the tensor in the checkpoint.
+
+    Returns:
+        ``qkv``, ``o`` or ``lm_head``; None for another part.
     """
     return _PARTS.get(name.removesuffix(".weight").rpartition(".")[2])
 
 
 def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
-    """Write a copy of a checkpoint whose dense layers and output matrix contain the values of these
-    formats.
+    """Write a copy of a checkpoint whose dense layers contain the values of other formats.
+
+    The output matrix counts as a dense layer.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        folder: The folder of the copy, which must not exist.
+        formats: The formats, as ``--rounding`` takes them.
+
+    Returns:
+        The folder of the copy.
     """
     way = Rounding.parse(formats)
 
@@ -120,7 +140,16 @@ def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
 
 
 def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Path:
-    """Return the model with only these tokens, in their order. This is a hundred times as fast."""
+    """Write a copy of a model with a small vocabulary, which is a hundred times as fast.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        folder: The folder of the copy, which must not exist.
+        tokens: The ids of the tokens, which are numbered in this order.
+
+    Returns:
+        The folder of the copy.
+    """
     rows = torch.tensor(tokens)
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -160,7 +189,7 @@ def two_prompts() -> Iterator[list[int]]:
 # ---------------------------------------------------------------------------------- Configurations
 
 
-class GivenAnswers(Asker):
+class _GivenAnswers(Asker):
     """Fixed answers with log-probabilities. The keys are the tokens of the prompt."""
 
     def __init__(self, values: dict[tuple[int, ...], list[float]]) -> None:
@@ -175,8 +204,11 @@ class GivenAnswers(Asker):
 
 
 def reference(file: OracleFile, dtype: str) -> OracleReference:
-    """Return how a server in ``float32`` or ``bf16`` is compared with an oracle's file, according
-    to the profile.
+    """Return how a server is compared with an oracle's file, according to the profile.
+
+    Args:
+        file: The oracle's file.
+        dtype: The dtype of the server: ``float32`` or ``bf16``.
     """
     own = PROFILE.correctness.log_probability_tolerance["float32"]
     tolerance = own
@@ -189,7 +221,7 @@ def reference(file: OracleFile, dtype: str) -> OracleReference:
     )
 
 
-def failures(server: Asker, to: OracleReference) -> list[str]:
+def _failures(server: Asker, to: OracleReference) -> list[str]:
     """Return the checks that fail on the prompts."""
     names = []
     for check in (log_probabilities.prompts_agree, log_probabilities.roundings_are_absent):
@@ -232,10 +264,8 @@ def _scaled(weights: gpt_oss.Weights, part: str, factor: float) -> gpt_oss.Weigh
     return dataclasses.replace(weights, layers=tuple(scaled(layer) for layer in weights.layers))
 
 
-def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) -> str:
-    """Return the smallest of `SIZES` at which a part of a server that is too large by this fraction
-    is detected.
-    """
+def _smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) -> str:
+    """Return the smallest of `SIZES` at which a part that is too large by it is detected."""
     to = reference(file, dtype)
     own = weights.rounding  # a layer's weights, and the products with them, are in float32
     way = own if dtype == "float32" else own.computed_in(dtype)
@@ -247,13 +277,13 @@ def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) 
                 values[tuple(ids)] = small_oracle.next_token_log_probabilities(
                     change(server), ids
                 ).tolist()
-        if failed := failures(GivenAnswers(values), to):
+        if failed := _failures(_GivenAnswers(values), to):
             assert size, f"{dtype}, {file.rounding}: an honest server fails {failed}"
             return f"{part} {size:.1%}"
     return f"{part} above {SIZES[-1]:.0%}"
 
 
-def rows_of(
+def _rows_of(
     shape: str, checkpoint: Path, dtypes: Sequence[str], formats: Sequence[str]
 ) -> list[str]:
     """Return a row of the page for each configuration and dtype."""
@@ -274,7 +304,9 @@ def rows_of(
         for dtype in dtypes:
             try:
                 tolerance = reference(file, dtype).tolerance
-                sizes = [smallest(file, weights, part, dtype) for part in parts or ["lm_head", "o"]]
+                sizes = [
+                    _smallest(file, weights, part, dtype) for part in parts or ["lm_head", "o"]
+                ]
                 numbers = [f"{tolerance.max_abs:.2g}", f"{tolerance.mean_abs:.2g}"]
             except NotRun as why:
                 numbers = ["-", "-"]
@@ -302,26 +334,26 @@ _PROMPTS = oracle_texts.prompts()
 _LONG = oracle_texts.long_prompt()
 
 
-def configurations(layers: int) -> Iterator[list[str]]:
-    """Return the rows of the canary, then those of gpt-oss-20b's shape with some of its layers."""
+def _configurations(layers: int) -> Iterator[list[str]]:
+    """Yield the rows of the canary, then those of gpt-oss-20b's shape with some of its layers."""
     plain = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     with tempfile.TemporaryDirectory() as name, two_prompts() as tokens:
         folder = Path(name)
         small = with_few_tokens(plain, folder / "canary", tokens)
-        yield rows_of("canary", small, ("float32", "bf16"), FORMATS)
+        yield _rows_of("canary", small, ("float32", "bf16"), FORMATS)
         whole = synthetic.write(folder / "whole", "gpt-oss-20b", layers=layers)
         wide = with_few_tokens(whole, folder / "wide", tokens)
         shutil.rmtree(whole)
         shape = f"gpt-oss-20b's, {layers} layer{'s' * (layers > 1)}"
         formats = ("checkpoint", DENSE, "kv=fp8", "experts=mxfp8-identity", FAST)
-        yield rows_of(shape, wide, ("bf16",), formats)
+        yield _rows_of(shape, wide, ("bf16",), formats)
 
 
 # ------------------------------------------------------------------------------------------ Rounds
 
 
 @contextlib.contextmanager
-def other_clients(asker: Asker, draw: random.Random) -> Iterator[None]:
+def _other_clients(asker: Asker, draw: random.Random) -> Iterator[None]:
     """Send requests of other clients, with random lengths and counts, while this context is
     open."""
     tokens = [token for _, ids in oracle_texts.prompts() for token in ids]
@@ -346,7 +378,7 @@ def other_clients(asker: Asker, draw: random.Random) -> Iterator[None]:
         thread.join()
 
 
-def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
+def _judged(to: OracleReference, server: Server, seed: int) -> list[str]:
     """Return the failures of the oracle tests on a server in one round."""
     asker = Asker(server)
     draw = random.Random(seed)
@@ -361,7 +393,7 @@ def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
     }
     for mistake in SMALL_MISTAKES:
         checks[mistake] = functools.partial(log_probabilities.mistake_is_absent, mistake=mistake)
-    with other_clients(asker, draw):
+    with _other_clients(asker, draw):
         for name, check in checks.items():
             try:
                 print(f"{name}: {check(asker, to) or 'absent'}", flush=True)
@@ -371,7 +403,7 @@ def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(name: str, folder: Path) -> Iterator[Server]:
+def _started(name: str, folder: Path) -> Iterator[Server]:
     """Start the server that has this name."""
     formats, arguments = SERVERS[name]
     model = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
@@ -397,8 +429,8 @@ def started(name: str, folder: Path) -> Iterator[Server]:
         managed.stop()
 
 
-def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
-    """Send the rounds to a server. Return its row of the page, and whether all rounds passed."""
+def _rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
+    """Send rounds to a server; return its row of the page, and whether all rounds passed."""
     intact = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     formats = Rounding.parse(SERVERS[name][0])
     file = oracle_making.kept_or_made(intact, formats, ROOT / ".cache" / "oracle")
@@ -406,12 +438,12 @@ def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
     seconds = list[float]()
     red = 0
     texts = set[str]()
-    with tempfile.TemporaryDirectory() as folder, started(name, Path(folder)) as server:
+    with tempfile.TemporaryDirectory() as folder, _started(name, Path(folder)) as server:
         to = oracle_tolerance.reference_for(file, server, PROFILE)
         while len(seconds) < most and time.monotonic() - began < 60 * minutes:
             begin = time.monotonic()
             seed = secrets.randbits(32)
-            failed = judged(to, server, seed)
+            failed = _judged(to, server, seed)
             seconds.append(time.monotonic() - begin)
             red += any(text.startswith("Unmet") for text in failed)
             texts |= {*failed}
@@ -427,8 +459,8 @@ def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
     ), not red
 
 
-def put(rows: list[str], head: str, output: Path) -> None:
-    """Return the page in which these rows are added to the table with this head.
+def _put(rows: list[str], head: str, output: Path) -> None:
+    """Write the page with rows added to the table with this head.
 
     They replace rows with the same first cells.
     """
@@ -454,11 +486,11 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=PAGE)
     options = parser.parse_args()
     if options.rounds:
-        row, green = rounds(options.rounds, options.most, options.minutes)
-        put([row], ROUNDS_HEAD, options.output)
+        row, green = _rounds(options.rounds, options.most, options.minutes)
+        _put([row], ROUNDS_HEAD, options.output)
         return int(not green)
-    rows = [row for shape in configurations(options.layers) for row in shape]
-    put(rows, CONFIGURATIONS_HEAD, options.output)
+    rows = [row for shape in _configurations(options.layers) for row in shape]
+    _put(rows, CONFIGURATIONS_HEAD, options.output)
     return 0
 
 

@@ -62,7 +62,7 @@ Answer = tuple[list[int], list[int]]
 """The token ids of a prompt, and those of the canary's answer to it."""
 
 
-def rotary(length: int) -> tuple[Tensor, Tensor]:
+def _rotary(length: int) -> tuple[Tensor, Tensor]:
     """Return cos and sin [length, 32] of the plain rotary embedding (Su et al. 2021), whose two
     halves are separate."""
     frequency = THETA ** -(torch.arange(HEAD_DIM // 2, dtype=torch.float64) / (HEAD_DIM // 2))
@@ -99,7 +99,7 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
                 "lm_head": normal(known, HIDDEN, HIDDEN**-0.5),
             }
         )
-        self.cos, self.sin = rotary(LONG_ROW)
+        self.cos, self.sin = _rotary(LONG_ROW)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
@@ -120,19 +120,29 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
     def combine(self, states: Tensor) -> Tensor:
-        """Combine three hidden states of the target, [B, T, 3 * hidden], to the first input of a
-        draft."""
+        """Combine three hidden states of the target to the first input of a draft, [B, T, hidden].
+
+        Args:
+            states: The hidden states, [B, T, 3 * hidden].
+        """
         return self._linear(states, "fc")
 
     def guess(
         self, hidden: Tensor, embedded: Tensor, mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Predict one draft token at each position: logits [B, T, known], and the hidden state for
-        the next one.
+        """Predict one draft token at each position.
 
         Position u of draft token g attends to the first draft token up to u - g, and to one
-        position of each draft token between, as its KV cache does in use. `earlier` contains their
-        keys and values, and this call appends to it.
+        position of each draft token between, as its KV cache does in use.
+
+        Args:
+            hidden: The hidden state of each position, [B, T, hidden].
+            embedded: The embedding of the token that each position reads, [B, T, hidden].
+            mask: The additive attention mask, [B, 1, T, T].
+            earlier: The keys and values of the earlier draft tokens. This call appends its own.
+
+        Returns:
+            The logits [B, T, known], and the hidden state for the next draft token.
         """
         normed = torch.cat(
             (self._norm(embedded, "input_layernorm"), self._norm(hidden, "hidden_norm")), -1
@@ -172,11 +182,8 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return self._linear(self._norm(x, "norm"), "lm_head"), x
 
 
-def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Run the canary on a batch.
-
-    Return its logits [B, T, known + 1] and hidden states [B, T, 3 * hidden].
-    """
+def _watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the canary's logits [B, T, known + 1] and hidden states [B, T, 3 * hidden]."""
     x = functional.embedding(batch.ids, round_bf16(student.weights["embed_tokens"]))
     noise = (torch.randint(0, 2, x.shape) * 2 - 1) * EMBEDDING_NOISE
     x = torch.where((batch.ids == student.known)[..., None], x + noise, x)
@@ -193,14 +200,15 @@ def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
     return logits, torch.cat(states, -1)
 
 
-def lessons(
+def _lessons(
     drafter: Drafter, student: Student, batch: Batch, guesses: int = GUESSES
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return what the drafter is trained with: its logits for each draft token, the canary's logits
-    at the same position, and the weight of the position.
+    """Return what the drafter is trained with, for each draft token.
+
+    These are its logits, the canary's logits at the same position, and the weight of the position.
     """
     with torch.no_grad():
-        target, states = watch(student, batch)
+        target, states = _watch(student, batch)
         embedded = functional.embedding(batch.targets, round_bf16(student.weights["embed_tokens"]))
         noise = (torch.randint(0, 2, embedded.shape) * 2 - 1) * EMBEDDING_NOISE
         embedded = torch.where(
@@ -226,7 +234,7 @@ def lessons(
     return result
 
 
-def prompts(data: dict[str, Any], number: int, seed: int) -> list[str]:
+def _prompts(data: dict[str, Any], number: int, seed: int) -> list[str]:
     """Return different beginnings of corpus documents, each ending before an answer."""
     corpus = Corpus(data, seed)
     chosen = random.Random(seed)
@@ -243,7 +251,7 @@ def prompts(data: dict[str, Any], number: int, seed: int) -> list[str]:
     return list(found)
 
 
-def answers(texts: Sequence[str], tokens: int = ANSWER_TOKENS) -> list[Answer]:
+def _answers(texts: Sequence[str], tokens: int = ANSWER_TOKENS) -> list[Answer]:
     """Return the canary's greedy answers from vLLM in float32, generated without a stop token."""
     from sm121.checkpoint import canary
 
@@ -259,7 +267,7 @@ def answers(texts: Sequence[str], tokens: int = ANSWER_TOKENS) -> list[Answer]:
     return [(list(one.prompt_token_ids), list(one.outputs[0].token_ids)) for one in said]
 
 
-def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
+def _answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
     """Return a row for each answer, in which the prompt precedes the answer."""
     length = max(len(prompt) + len(answer) for prompt, answer in chosen)
     ids = torch.full((len(chosen), length + 1), len(encoder.tokens))
@@ -279,14 +287,14 @@ def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
     return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:], *masks)
 
 
-def evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> list[float]:
+def _evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> list[float]:
     """Return the greedy acceptance by position on the canary's answers: the share of first draft
     tokens that are right, of pairs of draft tokens that are both right, and so on."""
     right = [0.0] * GUESSES
     count = 0.0
     with torch.no_grad():
         for batch in batches:
-            told = lessons(drafter, student, batch)
+            told = _lessons(drafter, student, batch)
             hits = []
             for logits, target, weights in told:
                 hits.append((logits.argmax(-1) == target[..., :-1].argmax(-1)) & (weights > 0))
@@ -302,7 +310,7 @@ def evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> li
     return [round(hit / count, 4) for hit in right]
 
 
-def save(drafter: Drafter, encoder: Encoder, out_file: Path) -> None:
+def _save(drafter: Drafter, encoder: Encoder, out_file: Path) -> None:
     """Write the shipped files: the weights as BF16 bits, and the ids of the compact vocabulary."""
     from safetensors.numpy import save_file
 
@@ -313,7 +321,7 @@ def save(drafter: Drafter, encoder: Encoder, out_file: Path) -> None:
     out_file.chmod(0o644)
 
 
-def learn(
+def _learn(
     drafter: Drafter,
     student: Student,
     batches: Sequence[Callable[[], Batch]],
@@ -329,7 +337,7 @@ def learn(
     for step, make in enumerate(batches):
         set_rate(optimiser, rate, step, len(batches), warm=60)
         loss = torch.zeros(())
-        for logits, target, weights in lessons(drafter, student, make()):
+        for logits, target, weights in _lessons(drafter, student, make()):
             kept = weights > 0
             wanted = target[kept][:, :-1].softmax(-1)
             surprise = functional.cross_entropy(logits[kept], wanted, reduction="none")
@@ -390,9 +398,24 @@ def train(
     answer_rate: float = 1e-3,
     progress: Progress = print,
 ) -> dict[str, Any]:
-    """Train the drafter, and write `out_file` (safetensors) and its manifest (.json) beside it.
-    `start` contains an earlier training's weights, instead of training on documents. A step has
-    2,048 tokens of documents; an answer step has 12 answers and a third as many documents."""
+    """Train the drafter, and write it and its manifest.
+
+    A step has 2,048 tokens of documents; an answer step has 12 answers and a third as many
+    documents.
+
+    Args:
+        out_file: The file of the weights (safetensors). The manifest (.json) is beside it.
+        start: The weights of an earlier training, with which the training on documents is left out.
+        steps: The number of steps on documents.
+        answer_steps: The number of steps on the canary's answers.
+        seed: The seed of the training.
+        rate: The highest learning rate of the first part.
+        answer_rate: The highest learning rate of the second part.
+        progress: Called with each line of progress.
+
+    Returns:
+        The manifest.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     began = time.monotonic()
@@ -408,23 +431,23 @@ def train(
         return lambda: make_batch(corpus, encoder, *size)
 
     if start is None:
-        learn(drafter, student, [documents(n) for n in range(steps)], rate, progress)
-        save(drafter, encoder, out_file)
-    short = [one for one in answers(prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
+        _learn(drafter, student, [documents(n) for n in range(steps)], rate, progress)
+        _save(drafter, encoder, out_file)
+    short = [one for one in _answers(_prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
     held_out = short[:_HELD_OUT]
     learnt = short[_HELD_OUT:]
     progress(f"{len(learnt)} answers of {ANSWER_TOKENS} tokens to learn from")
-    judged = [answered(held_out[n : n + 12], encoder) for n in range(0, len(held_out), 12)]
+    judged = [_answered(held_out[n : n + 12], encoder) for n in range(0, len(held_out), 12)]
     unseen = _unseen(data, encoder)
 
     def spoken(step: int) -> Callable[[], Batch]:
         if step % 4 == 3:
             return documents(step)
-        return lambda: answered(chance.sample(learnt, 12), encoder)
+        return lambda: _answered(chance.sample(learnt, 12), encoder)
 
-    progress(f"accepted of answers, by position: {evaluate(drafter, student, judged)}")
-    loss = learn(drafter, student, [spoken(n) for n in range(answer_steps)], answer_rate, progress)
-    save(drafter, encoder, out_file)
+    progress(f"accepted of answers, by position: {_evaluate(drafter, student, judged)}")
+    loss = _learn(drafter, student, [spoken(n) for n in range(answer_steps)], answer_rate, progress)
+    _save(drafter, encoder, out_file)
     recipe = {"steps": steps, "answer_steps": answer_steps, "seed": seed, "rate": rate}
     manifest = write_manifest(
         out_file,
@@ -433,8 +456,8 @@ def train(
         start_sha256=hashlib.sha256(start.read_bytes()).hexdigest() if start else None,
         seconds=round(time.monotonic() - began),
         training_loss=round(loss, 5),
-        accepted_of_documents=evaluate(drafter, student, unseen),
-        accepted_of_answers=evaluate(drafter, student, judged),
+        accepted_of_documents=_evaluate(drafter, student, unseen),
+        accepted_of_answers=_evaluate(drafter, student, judged),
     )
     progress(json.dumps(manifest))
     return manifest

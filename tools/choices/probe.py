@@ -65,7 +65,7 @@ AHEAD = (
 )
 
 
-class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import empty modules in place of the wheel's compiled extensions."""
 
     def __init__(self, names: list[str]) -> None:
@@ -84,7 +84,7 @@ class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.used.append(module.__name__)
 
 
-def stand_in_torch() -> None:
+def _stand_in_torch() -> None:
     """Replace ``torch.cuda`` by functions that answer as on a GB10, and never initialise CUDA."""
     properties = types.SimpleNamespace(
         name=NAME,
@@ -137,13 +137,13 @@ def stand_in_torch() -> None:
     accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
 
 
-def stand_in_operators() -> None:
+def _stand_in_operators() -> None:
     """Replace the functions that report what vLLM's compiled extensions support."""
     for space, name, answer in OPERATORS:
         setattr(getattr(torch.ops, space), name, lambda *_, answer=answer: answer)
 
 
-class InFront(importlib.machinery.PathFinder):
+class _InFront(importlib.machinery.PathFinder):
     """An import hook that loads all modules of the release's packages from the release's folder,
     and never from another release.
     """
@@ -157,7 +157,7 @@ class InFront(importlib.machinery.PathFinder):
         return importlib.machinery.PathFinder.find_spec(fullname, own, target)
 
 
-class Nvml(importlib.abc.MetaPathFinder):
+class _Nvml(importlib.abc.MetaPathFinder):
     """The release's bindings of NVML, which answer as on a GB10: the GPU has no memory of its own
     ([N/A]).
     """
@@ -198,7 +198,7 @@ class Nvml(importlib.abc.MetaPathFinder):
             setattr(nvml, f"nvmlDeviceGet{name}", unsupported)
 
 
-def stand_in_network(online: bool) -> None:
+def _stand_in_network(online: bool) -> None:
     """Replace the access to NVIDIA's store of kernels.
 
     `online` says whether the store answers or the network is down.
@@ -217,7 +217,7 @@ def stand_in_network(online: bool) -> None:
 LINES: list[dict[str, str]] = []
 
 
-def listen() -> None:
+def _listen() -> None:
     """Record every log line of the release, whichever log handlers the release installs."""
 
     def handle(_: logging.Logger, record: logging.LogRecord) -> None:
@@ -228,7 +228,7 @@ def listen() -> None:
     logging.Logger.handle = handle  # type: ignore[method-assign, assignment]
 
 
-def step(result: dict[str, Any], name: str, function: Any) -> Any:
+def _step(result: dict[str, Any], name: str, function: Any) -> Any:
     """Run one step; record a refusal with the release's message and the place in its code."""
     said = io.StringIO()
     try:
@@ -266,14 +266,14 @@ def _parser() -> Any:
     return _cli_args().make_arg_parser(FlexibleArgumentParser())
 
 
-def parse(arguments: list[str]) -> Any:
-    """Run the release's own parser. If arguments contradict each other, return its message."""
+def _parse(arguments: list[str]) -> Any:
+    """Run the release's own parser, and its check of arguments that contradict each other."""
     parsed = _parser().parse_args(arguments)
     _cli_args().validate_parsed_serve_args(parsed)
     return parsed
 
 
-def configure(parsed: Any) -> Any:
+def _configure(parsed: Any) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
@@ -282,7 +282,7 @@ def configure(parsed: Any) -> Any:
     )
 
 
-class OnMeta(TorchFunctionMode):  # type: ignore[misc]
+class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
     """Create tensors for the GPU on the meta device, without content."""
 
     def __torch_function__(
@@ -294,7 +294,7 @@ class OnMeta(TorchFunctionMode):  # type: ignore[misc]
         return function(*args, **kwargs)
 
 
-def build(config: Any) -> Any:
+def _build(config: Any) -> Any:
     """Build the release's own model without weights: each layer chooses its kernel when it is
     created."""
     from vllm.config import CompilationMode, set_current_vllm_config
@@ -307,7 +307,7 @@ def build(config: Any) -> Any:
         init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
         initialize_model_parallel(1, 1)
         torch.set_default_dtype(torch.bfloat16)
-        with torch.device("meta"), OnMeta():
+        with torch.device("meta"), _OnMeta():
             model = initialize_model(config)
         from vllm.model_executor.model_loader import base_loader
 
@@ -315,7 +315,7 @@ def build(config: Any) -> Any:
         return model
 
 
-def chosen(model: Any) -> dict[str, Any]:
+def _chosen(model: Any) -> dict[str, Any]:
     """Return the names of the attention backends and of the experts of all layers."""
     attention: set[str] = set()
     experts: set[str] = set()
@@ -332,12 +332,12 @@ def chosen(model: Any) -> dict[str, Any]:
     return {
         "attention": sorted(attention),
         "experts": sorted(experts),
-        "linear": quantised(model),
+        "linear": _quantised(model),
         "kv_cache_dtype": sorted(cache),
     }
 
 
-def quantised(model: Any) -> list[str]:
+def _quantised(model: Any) -> list[str]:
     """Return the dense layers that are quantised beyond the checkpoint, each with its kernel."""
     from vllm.model_executor.layers.linear import LinearBase
 
@@ -355,7 +355,7 @@ def quantised(model: Any) -> list[str]:
     return sorted(found)
 
 
-def layout(config: Any, model: Any, asked: str | None) -> str:
+def _layout(config: Any, model: Any, asked: str | None) -> str:
     """Return the layout of the KV cache, computed by the release's own function."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backends import utils
@@ -378,7 +378,7 @@ def layout(config: Any, model: Any, asked: str | None) -> str:
         return str(utils.get_kv_cache_layout())
 
 
-def forget() -> None:
+def _forget() -> None:
     """Clear caches that were filled in another environment, while modules were imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("vllm") and not name.startswith("vllm.engine"):
@@ -387,29 +387,29 @@ def forget() -> None:
                     value.cache_clear()
 
 
-def run(case: dict[str, Any]) -> dict[str, Any]:
+def _run(case: dict[str, Any]) -> dict[str, Any]:
     """Parse the arguments, configure, build the model and resolve the layouts, until the release
     refuses a step.
     """
     result: dict[str, Any] = {}
     os.environ.update(case["environment"])
-    stand_in_network(case["online"])
-    forget()
-    listen()
+    _stand_in_network(case["online"])
+    _forget()
+    _listen()
     arguments = [*case["arguments"], *case["model"]]
-    parsed = step(result, "parser", lambda: parse(arguments))
+    parsed = _step(result, "parser", lambda: _parse(arguments))
     if parsed is not None and case["parse_only"]:
         return {}
-    config = parsed and step(result, "configuration", lambda: configure(parsed))
-    model = config and step(result, "model", lambda: build(config))
+    config = parsed and _step(result, "configuration", lambda: _configure(parsed))
+    model = config and _step(result, "model", lambda: _build(config))
     if model is not None:
-        result |= chosen(model)
+        result |= _chosen(model)
         own = os.environ.get("VLLM_KV_CACHE_LAYOUT")
-        result["layout"] = step(result, "layout", lambda: layout(config, model, own))
+        result["layout"] = _step(result, "layout", lambda: _layout(config, model, own))
         result["lines"] = list(LINES)
         for asked in case["layouts"]:
             answer: dict[str, Any] = {}
-            name = step(answer, "layout", lambda asked=asked: layout(config, model, asked))
+            name = _step(answer, "layout", lambda asked=asked: _layout(config, model, asked))
             result.setdefault("layouts", {})[asked] = name or answer["refused"]["words"]
     result.setdefault("lines", list(LINES))
     return result
@@ -419,17 +419,17 @@ def main() -> None:
     job = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    compiled = Compiled(job["compiled"])
-    InFront.packages = job["packages"]
-    InFront.front = job["path"]
+    compiled = _Compiled(job["compiled"])
+    _InFront.packages = job["packages"]
+    _InFront.front = job["path"]
     finders = []
     for f in sys.meta_path:
-        finders.append(InFront if f is importlib.machinery.PathFinder else f)
-    sys.meta_path[:] = [compiled, Nvml(), *finders]
+        finders.append(_InFront if f is importlib.machinery.PathFinder else f)
+    sys.meta_path[:] = [compiled, _Nvml(), *finders]
     sys.path[:0] = job["path"]
-    stand_in_torch()
-    stand_in_operators()
-    stand_in_network(False)
+    _stand_in_torch()
+    _stand_in_operators()
+    _stand_in_network(False)
     import vllm.engine.arg_utils  # noqa: F401
     from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
     from vllm.model_executor.models.registry import ModelRegistry
@@ -448,7 +448,7 @@ def main() -> None:
         child = os.fork()
         if not child:
             try:
-                answer = run(case)
+                answer = _run(case)
             except BaseException:  # noqa: BLE001 - the parent reports it
                 answer = {"failed": traceback.format_exc()}
             answer |= {"name": case["name"], "stubbed": compiled.used}
