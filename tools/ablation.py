@@ -65,7 +65,14 @@ class Row:
     likely_max: float = 0.0
 
     def noticed(self, tolerance: LogProbabilityTolerance) -> list[str]:
-        """The statistics that this defect alone moves beyond the tolerance."""
+        """Return the statistics that this defect alone moves beyond a tolerance.
+
+        Args:
+            tolerance: The tolerance, in nats. A statistic without a bound detects nothing.
+
+        Returns:
+            The names ``max``, ``mean``, ``likely max`` and ``likely mean``, as far as they apply.
+        """
         pairs = [
             ("max", self.max, tolerance.max_abs),
             ("mean", self.mean, tolerance.mean_abs),
@@ -86,7 +93,12 @@ class Defect:
     instead: Callable[..., Any] | None = None
 
     def log_probabilities(self, weights: Weights, token_ids: Sequence[int]) -> Tensor:
-        """Return log p of each actual next token, [T - 1]."""
+        """Return log p of each actual next token in the model with the defect, [T - 1].
+
+        Args:
+            weights: The intact model.
+            token_ids: The T tokens of the prompt.
+        """
         with contextlib.ExitStack() as stack:
             if self.instead is not None:
                 stack.enter_context(mock.patch.object(self.module, self.function, self.instead))
@@ -272,7 +284,15 @@ def measure(
 
     This takes about two minutes on one core.
 
-    Raises ValueError if there are no prompts, and the errors of `small_oracle.load`.
+    Args:
+        checkpoint: The folder of the checkpoint.
+        prompts: The prompts; None for those of fixtures/canary/prompts.json.
+        ablations: The defects, by their names.
+        dtype: The dtype of the oracle.
+
+    Raises:
+        ValueError: There are no prompts, or a tensor of the checkpoint is missing.
+        FileNotFoundError: The folder contains no checkpoint.
     """
     prompts = load_prompts() if prompts is None else prompts
     if not prompts:
@@ -305,7 +325,13 @@ def measure(
 
 
 def markdown(rows: Sequence[Row], tolerances: dict[str, LogProbabilityTolerance]) -> str:
-    """Return the rows as a Markdown table, the smallest change first."""
+    """Return the rows as a Markdown table, the smallest change first.
+
+    Args:
+        rows: The measured defects.
+        tolerances: The tolerance of each dtype. Each has a column with the statistics that detect
+            the defect.
+    """
     names = list(tolerances)
     lines = [
         "| defect | mean \\|Δ log p\\| | max \\|Δ log p\\| | mean, likely | max, likely "
@@ -328,11 +354,15 @@ def markdown(rows: Sequence[Row], tolerances: dict[str, LogProbabilityTolerance]
 
 
 def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str, Defect]:
-    """Return defects of single block scales, drawn at random over layers, projections, experts,
-    rows and blocks.
+    """Return defects of single block scales, drawn at random.
 
-    Two fixed blocks would not represent the others: most blocks change the output less than a whole
-    feature does.
+    The draw is over layers, projections, experts, rows and blocks. Two fixed blocks would not
+    represent the others: most blocks change the output less than a whole feature does.
+
+    Args:
+        checkpoint: The folder of the checkpoint. Only its config.json is read.
+        count: The number of draws.
+        seed: The seed of the draws.
     """
     config = gpt_oss.GptOssConfig.from_json(json.loads((checkpoint / "config.json").read_text()))
     draw = random.Random(seed)
@@ -353,7 +383,11 @@ def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str,
 
 
 def small_mistakes(file: OracleFile) -> str:
-    """Return, as lines of Markdown, the size of each small mistake and of rounding alone."""
+    """Return, as lines of Markdown, the size of each small mistake and of rounding alone.
+
+    Args:
+        file: The oracle's file.
+    """
     lines = []
     for name, (_, prompts) in SMALL_MISTAKES.items():
         size = math.sqrt(math.fsum(m * m for m in Pattern.of(file, name, None).mistake))
@@ -399,7 +433,13 @@ def write_report(
 ) -> tuple[list[Row], dict[str, list[str]]]:
     """Measure all defects and write them to a Markdown page.
 
-    Returns the rows, and by dtype the features whose defect no tolerance detects.
+    Args:
+        checkpoint: The folder of the checkpoint.
+        out_file: The page.
+        of_float32: The tolerance for float32. Those of the other dtypes are computed.
+
+    Returns:
+        The rows, and by dtype the features whose defect no tolerance detects.
     """
     prompts = load_prompts()
     file = oracle_making.make(checkpoint)

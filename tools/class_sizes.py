@@ -181,7 +181,11 @@ def _methods(node: ast.ClassDef) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the fields and methods of the named classes, or of the twelve largest ones."""
+    """Print the fields and methods of the named classes, or of the twelve largest ones.
+
+    Args:
+        arguments: The words of the command line; None for those of this process.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, help="a checkout")
     parser.add_argument("names", nargs="*", help="names of classes (default: the largest twelve)")

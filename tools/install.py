@@ -70,7 +70,12 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
 
 
 def is_on(settings: Settings, key: str) -> bool:
-    """Return whether a switch of pip is on."""
+    """Return whether a switch of pip is on.
+
+    Args:
+        settings: The result of `pip_settings`.
+        key: The name of the switch, for example ``no-index``.
+    """
     return any(value.lower() not in OFF for value in settings.get(key, []))
 
 
@@ -136,13 +141,22 @@ def run(
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a file that are not empty."""
+    """Return the last lines of a file that are not empty.
+
+    Args:
+        log: The file.
+        count: The maximum number of lines.
+    """
     text = log.read_text("utf-8", "replace")
     return [line.strip() for line in text.splitlines() if line.strip()][-count:]
 
 
 def has_uv(log: Path) -> bool:
-    """Return whether the environment has uv. If it does not, first try to install uv with pip."""
+    """Return whether the environment has uv. If it does not, first try to install uv with pip.
+
+    Args:
+        log: The file for pip's output.
+    """
     python = [sys.executable, "-m"]
     if subprocess.run([*python, "uv", "--version"], capture_output=True).returncode == 0:
         return True
@@ -198,7 +212,14 @@ def install(torch_index: str | None, arguments: Sequence[str], log: Path) -> int
 
 
 def main(words: Sequence[str]) -> int:
-    """Install the packages that the command line names."""
+    """Install the packages that the command line names.
+
+    Args:
+        words: The words of the command line. Except for ``--torch-index``, they are passed on.
+
+    Returns:
+        The exit status of the installer.
+    """
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--torch-index", metavar="URL", help="the index of PyTorch's CPU builds")
     options, arguments = parser.parse_known_args(words)

@@ -63,8 +63,14 @@ ANSWERS = {
 
 
 def text(name: str) -> dict[str, object]:
-    """Return the chat of an exam, and the positions of each answer's tokens in it: [first, after
-    the last)."""
+    """Return the chat of an exam, and the positions of each answer's tokens in it.
+
+    Args:
+        name: The name of the exam.
+
+    Returns:
+        ``token_ids``, and ``answers``: for each question [first token, first token after the last].
+    """
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     ids = encoding.encode(_SYSTEM, allowed_special="all")
     places: dict[str, list[int]] = {}

@@ -164,8 +164,11 @@ class Documents:
 
 
 def make_tokenizer(family: str) -> Any:
-    """Return a byte-level BPE tokenizer of 1,024 tokens with the family's special tokens and
-    template."""
+    """Return a byte-level BPE tokenizer of 1,024 tokens.
+
+    Args:
+        family: A key of `SPECIAL`. The tokenizer has its special tokens and its chat template.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -200,7 +203,13 @@ def make_tokenizer(family: str) -> Any:
 
 
 def make_model(family: str, tokenizer: Any, seed: int) -> Any:
-    """Return an untrained model of three layers in the family's architecture."""
+    """Return an untrained model of three layers in the family's architecture.
+
+    Args:
+        family: A key of `SPECIAL`.
+        tokenizer: The tokenizer, which has the ids of the first and the last token.
+        seed: The seed of the weights.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -225,7 +234,14 @@ def make_model(family: str, tokenizer: Any, seed: int) -> Any:
 
 
 def train(family: str, directory: Path, *, steps: int = 900, seed: int = 1) -> None:
-    """Train one of the families in `SPECIAL`, and write its checkpoint into a folder."""
+    """Train one of the families in `SPECIAL`, and write its checkpoint.
+
+    Args:
+        family: A key of `SPECIAL`.
+        directory: The folder of the checkpoint.
+        steps: The number of training steps.
+        seed: The seed of the weights and of the documents.
+    """
     import torch
 
     tokenizer = make_tokenizer(family)

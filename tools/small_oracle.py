@@ -19,11 +19,15 @@ _VOCABULARY_CHUNK = 16_384
 
 
 def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
-    """Load the weights of a checkpoint folder in the Hugging Face format, with experts in MXFP4 or
-    BF16.
+    """Load the weights of a checkpoint in the Hugging Face format, with experts in MXFP4 or BF16.
 
-    Raises FileNotFoundError if config.json or *.safetensors is missing, ValueError if a tensor is
-    missing.
+    Args:
+        checkpoint: The folder.
+        dtype: The dtype of the computation.
+
+    Raises:
+        FileNotFoundError: config.json or *.safetensors is missing.
+        ValueError: A tensor is missing.
     """
     stored = Stored(checkpoint)
 
@@ -41,8 +45,15 @@ def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
 
 
 def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """Return the normalised last hidden state of each token, [T, H]. Raises ValueError for no token
-    or an unknown one."""
+    """Return the normalised last hidden state of each token, [T, H].
+
+    Args:
+        weights: The model.
+        token_ids: The T tokens.
+
+    Raises:
+        ValueError: There is no token, or an unknown one.
+    """
     x = [embedded(weights, token_ids)]
     for n in range(len(weights.layers)):
         x, _ = after_layer([weights], n, x)
@@ -56,7 +67,15 @@ def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tenso
 
 
 def log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """Return log p(token | all tokens up to each position), [T, V]: 1.6 MB per row in float64."""
+    """Return log p(token | all tokens up to each position), [T, V]: 1.6 MB per row in float64.
+
+    Args:
+        weights: The model.
+        token_ids: The T tokens.
+
+    Raises:
+        ValueError: There is no token, or an unknown one.
+    """
     states = hidden_states(weights, token_ids)
     logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
     most = logits.max(-1, keepdim=True).values
@@ -66,15 +85,30 @@ def log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
 
 
 def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """Return log p of each actual next token, [T - 1]: an engine's prompt log-probabilities."""
+    """Return log p of each actual next token, [T - 1]: an engine's prompt log-probabilities.
+
+    Args:
+        weights: The model.
+        token_ids: The T tokens.
+
+    Raises:
+        ValueError: There is no token, or an unknown one.
+    """
     return of_next_tokens(weights, hidden_states(weights, token_ids), token_ids)
 
 
 def of_next_tokens(weights: Weights, states: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """Return log p of each actual next token, [T - 1], from the states [T, H] of `hidden_states`.
+    """Return log p of each actual next token, [T - 1], from hidden states.
+
     The result [T, V] is never in memory as a whole, because the vocabulary is processed in chunks.
     Logits that are only summed are float32, and their sum is float64: this costs at most 2e-5 and
-    saves half of the time."""
+    saves half of the time.
+
+    Args:
+        weights: The model.
+        states: The states of `hidden_states`, [T, H].
+        token_ids: The T tokens.
+    """
     states = states[:-1]
     targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
     coarse = states.float()

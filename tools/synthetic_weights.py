@@ -86,7 +86,11 @@ def _canary() -> dict[str, Array]:
 
 
 def ends(wanted: Synthetic) -> Tensors:
-    """Return the embedding, the last norm and the output matrix."""
+    """Return the embedding, the last norm and the output matrix.
+
+    Args:
+        wanted: The synthetic model.
+    """
     vocabulary = tokenizer.VOCABULARY
     own = bool(wanted.own_layers)
 
@@ -276,7 +280,12 @@ class _Layer:
 
 
 def layer(wanted: Synthetic, n: int) -> Tensors:
-    """Return all tensors of one layer."""
+    """Return all tensors of one layer.
+
+    Args:
+        wanted: The synthetic model.
+        n: The index of the layer.
+    """
     return _Layer(wanted, n).tensors() | experts(wanted, n)
 
 
@@ -361,6 +370,12 @@ class _Matrices:
 
 
 def experts(wanted: Synthetic, n: int) -> Tensors:
+    """Return the tensors of one layer's experts.
+
+    Args:
+        wanted: The synthetic model.
+        n: The index of the layer.
+    """
     own = n in wanted.own_layers
     up = _Matrices(
         wanted,
@@ -399,7 +414,13 @@ def _pairs() -> Array:
 
 
 def scales_of(stream: Any, shape: tuple[int, ...], rms: float) -> Array:
-    """Return two E8M0 scales, a factor of four apart, that give random codes this RMS."""
+    """Return two E8M0 scales, a factor of four apart, that give random codes an RMS.
+
+    Args:
+        stream: A bit generator of NumPy.
+        shape: The shape of the result.
+        rms: The RMS of the dequantised values.
+    """
     energy = (rms / _RMS_OF_CODES) ** 2
     exponent = math.floor(math.log2(energy / 2) / 2)  # so that 2 <= energy / 4^exponent < 8
     share = (energy / 4**exponent - 1) / 15
@@ -410,6 +431,12 @@ def scales_of(stream: Any, shape: tuple[int, ...], rms: float) -> Array:
 
 def bytes_of(stream: Any, shape: tuple[int, ...]) -> Array:
     # Raw words of PCG64 are the same in each version of NumPy; its distributions may differ.
+    """Return random bytes, which are the same in each version of NumPy.
+
+    Args:
+        stream: A bit generator of NumPy.
+        shape: The shape of the result.
+    """
     count = math.prod(shape)
     words: Array = stream.random_raw(-(-count // 8)).astype("<u8", copy=False)
     return words.view(np.uint8)[:count].reshape(shape)

@@ -159,8 +159,12 @@ class BlockScales:
 
 
 def findings(group: str, clean: TorchProvider) -> Iterator[Finding]:
-    """Return the findings of each case of a group with a tolerance, at the default sizes; with
-    MXFP8 activations, only those of experts."""
+    """Yield the findings of each case of a group with a tolerance, at the default sizes.
+
+    Args:
+        group: The name of the group.
+        clean: The correct provider. With MXFP8 activations, only cases of experts count.
+    """
     for case in cases.select(group, full=False):
         if clean.activations != "bfloat16" and not isinstance(case, MoeCase):
             continue
@@ -179,8 +183,13 @@ HONEST_GROUPS = ("moe_token_counts", "moe_routing", "moe_activation")
 
 
 def honest(chosen: Iterable[Case]) -> Iterator[Honest]:
-    """Return the errors of correct kernels with MXFP8 activations: of the default kernel from the
-    oracle of each definition, of the others from the last oracle."""
+    """Yield the errors of correct kernels with MXFP8 activations.
+
+    The default kernel is compared with the oracle of each definition, the others with the last one.
+
+    Args:
+        chosen: The cases.
+    """
     names = {
         "the default tactic": Mxfp8Provider,
         "added by atomics": AtomicsProvider,
@@ -366,13 +375,18 @@ def _attention_findings(
 
 
 def found_block_scales(case: MoeCase, clean: TorchProvider) -> BlockScales:
-    """Set each block scale of one matrix wrong by one exponent, up and down, one at a time, and
-    return the smaller share of its block in the error, in units of `block_scales.LIMIT`.
+    """Find which wrong block scales of one matrix are detected.
 
-    If the case reads hidden activations, this is done for the first matrix, and the error is the
-    effect of the wrong scale on what the path keeps of the activations. Otherwise it is done for
-    the second matrix: a scale that is one too low removes half of its block's contribution, and the
-    rounding of the correct provider may hide its own part of it.
+    Each block scale is set wrong by one exponent, up and down, one at a time; the smaller share of
+    its block in the error counts, in units of `block_scales.LIMIT`. If the case reads hidden
+    activations, this is done for the first matrix, and the error is the effect of the wrong scale
+    on what the path keeps of the activations. Otherwise it is done for the second matrix: a scale
+    that is one too low removes half of its block's contribution, and the rounding of the correct
+    provider may hide its own part of it.
+
+    Args:
+        case: The case.
+        clean: The correct provider.
     """
     problem = problems.build(case)
     declared = declaration(clean)
@@ -416,7 +430,12 @@ def _read_out(
 
 
 def broken_promises(found: list[Finding], scales: list[BlockScales]) -> list[str]:
-    """Return one line for each case in which a scale error of 1 % or a wrong block scale passes."""
+    """Return one line for each case in which a scale error of 1 % or a wrong block scale passes.
+
+    Args:
+        found: The findings of the groups.
+        scales: The findings of the block scales.
+    """
     loose = []
     for f in found:
         if f.kind == "scale" and not f.size <= 0.01:

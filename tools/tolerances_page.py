@@ -76,12 +76,18 @@ tolerance, and below it how many times the largest error of the last definition 
 
 
 def write(output: Path, progress: Callable[[str], None]) -> list[str]:
-    """Write docs/tables/tolerances.md; return one line for each requirement that the tolerances do
-    not meet.
+    """Write docs/tables/tolerances.md.
 
     The requirements: in each case a scale error of 1 % is detected. In the block-scale cases each
     single wrong block scale is detected; with MXFP8 activations, whose rounding hides the smallest
     of them, all but one in ten thousand.
+
+    Args:
+        output: The file.
+        progress: Called with each line of progress.
+
+    Returns:
+        One line for each requirement that the tolerances do not meet.
     """
     found: dict[str, list[Finding]] = {}
     for group in cases.GROUPS:

@@ -76,7 +76,12 @@ def main() -> int:
 
 
 def judge_release(release: str, state: Path) -> dict[str, Any]:
-    """Return the result of a run on one release."""
+    """Run a release, and return the result.
+
+    Args:
+        release: The release of vLLM.
+        state: The folder of environments and reports.
+    """
     python, torch = environment(release, state)
     words = state / "vocabulary"
     if not (words / vocabulary.NAME).is_file():
@@ -121,9 +126,21 @@ def _pytest(folder: Path, *typed: str) -> VerdictFile:
 
 
 def environment(release: str, state: Path) -> tuple[Path, str]:
-    """Create an environment with a release and its torch; return its interpreter. torch is the
-    release's own CPU build if the index has it, otherwise the CUDA build, which also runs without a
-    GPU."""
+    """Create an environment with a release and its torch.
+
+    torch is the release's own CPU build if the index has it, otherwise the CUDA build, which also
+    runs without a GPU.
+
+    Args:
+        release: The release of vLLM.
+        state: The folder of environments and reports.
+
+    Returns:
+        The interpreter, and the version of torch.
+
+    Raises:
+        SystemExit: The release cannot be installed.
+    """
     folder = state / release / "environment"
     python = folder / "bin" / "python"
     uv = [sys.executable, "-m", "uv"]
@@ -146,8 +163,17 @@ def environment(release: str, state: Path) -> tuple[Path, str]:
 
 
 def unknown(release: str, state: Path) -> list[str]:
-    """Return the metrics, log facts and matrix arguments that the suite expects of any vLLM and
-    this release does not have under these names. The release's own parser checks the arguments."""
+    """Return what the suite expects of any vLLM and this release does not have under these names.
+
+    The release's own parser checks the arguments.
+
+    Args:
+        release: The release of vLLM.
+        state: The folder of environments and reports.
+
+    Returns:
+        Metrics, log facts and matrix arguments, each as a line.
+    """
     report = state / release / "report"
     if not (report / "verdict.json").is_file():
         return ["it serves nothing here"]
@@ -193,7 +219,11 @@ def _plain(text: str) -> str:
 
 
 def page(known: dict[str, Any]) -> str:
-    """Return the page of all recorded releases."""
+    """Return the page of all recorded releases.
+
+    Args:
+        known: The result of `judge_release` for each release.
+    """
     file = capabilities.shipped()["vllm"]
     rows = []
     for release in sorted(known, key=Version):

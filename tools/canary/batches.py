@@ -43,7 +43,11 @@ class Encoder:
         self._filler = {token for text in _FILLER for token in self.encode(text)}
 
     def encode(self, text: str) -> list[int]:
-        """Return the real token ids of a text; special tokens are written as in harmony."""
+        """Return the real token ids of a text.
+
+        Args:
+            text: The text. Special tokens are written as in harmony, for example ``<|start|>``.
+        """
         if text not in self._seen:
             if len(self._seen) > 100_000:
                 self._seen.clear()
@@ -51,14 +55,23 @@ class Encoder:
         return self._seen[text]
 
     def compact(self, ids: Sequence[int]) -> list[int]:
-        """Return the compact ids of real ids."""
+        """Return the compact ids of real ids.
+
+        Args:
+            ids: The real ids. Those outside of the vocabulary get the last compact id.
+        """
         other = len(self.tokens)
         return [self._compact.get(token, other) for token in ids]
 
     def document(
         self, pieces: Sequence[Piece], chance: random.Random
     ) -> tuple[list[int], list[float]]:
-        """Return the compact ids of a document, and the weight of each in the loss."""
+        """Return the compact ids of a document, and the weight of each in the loss.
+
+        Args:
+            pieces: The document.
+            chance: Draws which filler words of blurred pieces become unknown tokens: one in four.
+        """
         ids: list[int] = []
         weights: list[float] = []
         for piece in pieces:
@@ -77,8 +90,12 @@ class Encoder:
 
     @classmethod
     def for_corpus(cls, data: dict[str, Any], documents: int = 12_000) -> Encoder:
-        """Return an encoder whose vocabulary contains the tokens of a sample of the corpus, and all
-        numbers below 300."""
+        """Return an encoder for the tokens of a sample of the corpus, and of all numbers below 300.
+
+        Args:
+            data: The data of corpus.toml.
+            documents: The number of documents of the sample.
+        """
         encoder = cls()
         corpus = Corpus(data, seed=1)
         seen: set[int] = set()
@@ -106,7 +123,14 @@ class Batch:
 
 
 def make_batch(corpus: Corpus, encoder: Encoder, rows: int, length: int) -> Batch:
-    """Pack documents one after the other into rows; a token attends only to its own document."""
+    """Pack documents one after the other into rows; a token attends only to its own document.
+
+    Args:
+        corpus: Generates the documents.
+        encoder: Converts them to compact ids.
+        rows: The number of rows, B.
+        length: The number of tokens of a row, T.
+    """
     ids = torch.full((rows, length + 1), len(encoder.tokens))
     weights = torch.zeros(rows, length + 1)
     owner = torch.full((rows, length + 1), -1)

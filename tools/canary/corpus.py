@@ -42,7 +42,11 @@ class Corpus:
         self.small_talk: list[tuple[str, str]] = list(data["chat"]["small_talk"].items())
 
     def document(self, long: bool = False) -> list[Piece]:
-        """Return one random document; a long document has up to 512 tokens, which fill a row."""
+        """Return one random document.
+
+        Args:
+            long: Whether to return a long document of up to 512 tokens, which fills a row.
+        """
         kinds: list[tuple[float, Callable[[bool], list[Piece]]]] = [
             (0.20, self._statements),
             (0.06, self._counting),

@@ -28,10 +28,17 @@ Progress = Callable[[str], None]
 
 
 def quantise(values: mxfp4.Floats, rule: mxfp4.ScaleRule) -> tuple[mxfp4.Bytes, mxfp4.Bytes]:
-    """Round values to MXFP4: [..., K] -> packed [..., K/2] u8, scales [..., K/32] u8; elements to
-    nearest even.
+    """Round values to MXFP4, elements to nearest even.
 
-    Raises ValueError if K is no multiple of 32 or a value is not finite.
+    Args:
+        values: The values, [..., K].
+        rule: The rule for the scale of a block.
+
+    Returns:
+        The packed elements [..., K/2] u8, and the scales [..., K/32] u8.
+
+    Raises:
+        ValueError: K is no multiple of 32, or a value is not finite.
     """
     if values.shape[-1] % mxfp4.BLOCK:
         raise ValueError(f"K must be a multiple of {mxfp4.BLOCK}, not {values.shape[-1]}")
@@ -42,8 +49,19 @@ def quantise(values: mxfp4.Floats, rule: mxfp4.ScaleRule) -> tuple[mxfp4.Bytes, 
 
 
 def export(student: Student, encoder: Encoder) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the shipped tensors: experts packed in MXFP4 (u8), the compact vocabulary (u32), all
-    others as BF16 bits (u16)."""
+    """Return the shipped tensors.
+
+    Args:
+        student: The trained model.
+        encoder: The encoder, which has the compact vocabulary.
+
+    Returns:
+        The experts packed in MXFP4 (u8), the compact vocabulary (u32), all others as BF16 bits
+        (u16).
+
+    Raises:
+        ValueError: The packed weights of an expert are not those with which the model was trained.
+    """
     tensors: dict[str, np.ndarray[Any, Any]] = {"tokens": np.array(encoder.tokens, dtype=np.uint32)}
     for name, parameter in student.weights.items():
         key = name.replace(":", ".")
@@ -65,6 +83,10 @@ def take_up(student: Student, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
     """Load exported weights into a student, to continue its training.
 
     This is the inverse of `export`.
+
+    Args:
+        student: The model, whose weights are replaced.
+        tensors: The tensors of `export`.
     """
     with torch.no_grad():
         for name, parameter in student.weights.items():
@@ -81,8 +103,14 @@ def take_up(student: Student, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
 def evaluate(
     student: Student, encoder: Encoder, data: dict[str, Any], batches: int = 8
 ) -> dict[str, float]:
-    """Return the loss and the greedy accuracy on new documents, over the tokens with full
-    weight."""
+    """Return the loss and the greedy accuracy on new documents, over the tokens with full weight.
+
+    Args:
+        student: The model.
+        encoder: Converts documents to compact ids.
+        data: The data of corpus.toml.
+        batches: The number of batches of eight rows.
+    """
     corpus = Corpus(data, seed=987_654)
     student.eval()
     loss = right = count = 0.0
@@ -103,8 +131,17 @@ def evaluate(
 def set_rate(
     optimiser: torch.optim.Optimizer, rate: float, step: int, steps: int, warm: int
 ) -> None:
-    """Set the learning rate of a step: it rises over the first `warm` steps, then falls along a
-    cosine to a fiftieth of `rate`."""
+    """Set the learning rate of a step.
+
+    It rises over the first steps, then falls along a cosine to a fiftieth of its highest value.
+
+    Args:
+        optimiser: The optimiser, whose groups all get the rate.
+        rate: The highest rate.
+        step: The number of the step, from 0.
+        steps: The number of all steps.
+        warm: The number of steps over which the rate rises.
+    """
     factor = min(1.0, (step + 1) / warm)
     factor *= 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps))
     for group in optimiser.param_groups:
@@ -165,11 +202,22 @@ def train(
     start: Path | None = None,
     progress: Progress = print,
 ) -> dict[str, Any]:
-    """Train the canary, and write `out_file` (safetensors) and its manifest (.json) beside it.
+    """Train the canary, and write it and its manifest.
 
-    A step takes about a second on one core. `start` continues from an earlier `out_file`; without
-    it the training starts anew. Returns the manifest. The bytes are reproducible only on the same
-    machine with the same version of PyTorch.
+    A step takes about a second on one core. The bytes are reproducible only on the same machine
+    with the same version of PyTorch.
+
+    Args:
+        out_file: The file of the weights (safetensors). The manifest (.json) is beside it.
+        steps: The number of steps.
+        seed: The seed of the weights and of the documents.
+        threads: The number of PyTorch's threads.
+        rate: The highest learning rate.
+        start: An earlier `out_file`, whose training is continued; None for a new training.
+        progress: Called with each line of progress.
+
+    Returns:
+        The manifest.
     """
     from safetensors.numpy import load_file, save_file
 
@@ -206,8 +254,16 @@ def train(
 
 
 def write_manifest(out_file: Path, recipe: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """Write the manifest of the weights (.json) beside their file: their digest, the `recipe` with
-    the version of PyTorch, and `facts`. Returns the manifest."""
+    """Write the manifest of the weights (.json) beside their file.
+
+    Args:
+        out_file: The file of the weights, whose digest is in the manifest.
+        recipe: The parameters of the training. The version of PyTorch is added.
+        **facts: Further keys of the manifest.
+
+    Returns:
+        The manifest.
+    """
     manifest = {
         "format": 1,
         "sha256": hashlib.sha256(out_file.read_bytes()).hexdigest(),

@@ -33,8 +33,11 @@ Rounding to BF16 alone causes about half of it.
 
 
 def fake_mxfp4(weight: Tensor) -> Tensor:
-    """Return a weight [..., K] rounded to MXFP4 (ceil rule, nearest even); gradients pass
-    unchanged."""
+    """Return a weight rounded to MXFP4 (ceil rule, nearest even); gradients pass unchanged.
+
+    Args:
+        weight: The weight, [..., K].
+    """
     with torch.no_grad():
         blocks = weight.unflatten(-1, (-1, mxfp4.BLOCK))
         mantissa, exponent = torch.frexp(blocks.abs().amax(-1, keepdim=True))
@@ -47,13 +50,25 @@ def fake_mxfp4(weight: Tensor) -> Tensor:
 
 
 def round_bf16(weight: Tensor) -> Tensor:
-    """Return a weight rounded to BF16, as float32; gradients pass unchanged."""
+    """Return a weight rounded to BF16, as float32; gradients pass unchanged.
+
+    Args:
+        weight: The weight, of any shape.
+    """
     return weight + (weight.detach().bfloat16().float() - weight.detach())
 
 
 def yarn(length: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [length, 32] of gpt-oss's rotary embedding (YaRN, Peng et al. 2023; factor
-    32, no truncation)."""
+    """Return cos and sin of gpt-oss's rotary embedding.
+
+    This is YaRN (Peng et al. 2023) with factor 32, without truncation.
+
+    Args:
+        length: The number of positions.
+
+    Returns:
+        Two tensors [length, 32].
+    """
     base = 150_000.0
     factor = 32.0
     original = 4096
@@ -245,7 +260,14 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return x
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the logits [B, T, known + 1] of the compact classes, and the load-balance loss."""
+        """Run the model on a batch.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            The logits [B, T, known + 1] of the compact classes, and the load-balance loss.
+        """
         x = functional.embedding(batch.ids, round_bf16(self.weights["embed_tokens"]))
         noise = (torch.randint(0, 2, x.shape) * 2 - 1) * EMBEDDING_NOISE
         x = torch.where((batch.ids == self.known)[..., None], x + noise, x)

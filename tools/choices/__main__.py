@@ -36,8 +36,12 @@ CUBINS = {"VLLM_HAS_FLASHINFER_CUBIN": "1"}
 
 
 def dense(linear: str, activation: str | None = None) -> tuple[str, ...]:
-    """Return arguments that quantise the dense layers and, on request, the activations of the
-    experts."""
+    """Return arguments that quantise the dense layers.
+
+    Args:
+        linear: The format of the dense layers, one of `LINEAR`.
+        activation: The format of the experts' activations; None to leave them.
+    """
     wanted: dict[str, Any] = {"linear": linear}
     if activation is not None:
         wanted["moe"] = {"activation": activation}
@@ -82,7 +86,11 @@ _REFUSALS = (
 
 
 def model(folder: Path) -> None:
-    """Return ``config.json`` of gpt-oss-120b, with one layer of each kind."""
+    """Write ``config.json`` of gpt-oss-120b, with one layer of each kind.
+
+    Args:
+        folder: The folder of the model.
+    """
     fixtures = ROOT / "fixtures"
     config = json.loads((fixtures / "canary/checkpoint/config.json").read_text("utf-8"))
     real = json.loads((fixtures / "models/gpt-oss-120b.json").read_text("utf-8"))
@@ -93,7 +101,14 @@ def model(folder: Path) -> None:
 
 
 def toolkit(folder: Path) -> Path:
-    """Create a folder with an ``nvcc`` and a ``ninja`` that can be found but do nothing."""
+    """Create an ``nvcc`` and a ``ninja`` that can be found but do nothing.
+
+    Args:
+        folder: The folder in which ``bin`` is created.
+
+    Returns:
+        The same folder.
+    """
     bin_ = folder / "bin"
     bin_.mkdir()
     for name in ("nvcc", "ninja"):
@@ -103,7 +118,12 @@ def toolkit(folder: Path) -> Path:
 
 
 def machine(name: str, tools: Path) -> dict[str, Any]:
-    """Return the network and the environment variables of a simulated machine, given its name."""
+    """Return the network and the environment variables of a simulated machine.
+
+    Args:
+        name: The machine's name. The words ``online``, ``cubins`` and ``no nvcc`` in it count.
+        tools: The folder of `toolkit`.
+    """
     with_nvcc = "no nvcc" not in name
     path = "/usr/sbin:/sbin" if not with_nvcc else f"{tools}/bin:/usr/bin:/bin"
     environment = {"PATH": path, "CUDA_HOME": str(tools if with_nvcc else tools / "none")}
@@ -115,7 +135,12 @@ def machine(name: str, tools: Path) -> dict[str, Any]:
 def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> list[dict[str, Any]]:
     """Return all cases for one release.
 
-    For a FlashInfer that is not the pinned one, return only a few.
+    Args:
+        version: The release of vLLM.
+        tools: The folder of `toolkit`.
+        folder: The folder of `model`.
+        flashinfer: The version of FlashInfer if it is not the pinned one. Then there are only a few
+            cases.
     """
     profile = profiles.load(PROFILE)
     own = list(profile.engine.arguments)
@@ -176,7 +201,11 @@ def _decides(option: list[str]) -> bool:
 
 
 def options(arguments: list[str]) -> list[list[str]]:
-    """Return each option with its value. The two options of tool choice need each other."""
+    """Return each option with its value. The two options of tool choice need each other.
+
+    Args:
+        arguments: The words of a command line, of which the first is an option.
+    """
     found: list[list[str]] = []
     for word in arguments:
         if word.startswith("--"):
@@ -195,7 +224,17 @@ def ask(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Run one release with one FlashInfer.
 
-    Return its answers, and the compiled modules that were replaced.
+    Args:
+        release: The release of vLLM.
+        kernels: The FlashInfer.
+        flashinfer: The version of FlashInfer if it is not the pinned one, else None.
+        python: An interpreter with the other packages that the release imports.
+
+    Returns:
+        The answers, and the compiled modules that were replaced.
+
+    Raises:
+        SystemExit: The release did not answer every case.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -244,7 +283,20 @@ def ask(
 
 
 def execute(version: str, cache: Path, others: list[str], python: str) -> dict[str, Any]:
-    """Run one release with its pinned FlashInfer, and with other versions of FlashInfer."""
+    """Run one release with its pinned FlashInfer, and with other versions of FlashInfer.
+
+    Args:
+        version: The release of vLLM.
+        cache: The folder of unpacked wheels.
+        others: The other versions of FlashInfer.
+        python: An interpreter with the other packages that the release imports.
+
+    Returns:
+        A row for `data.Release`.
+
+    Raises:
+        SystemExit: The release pins no FlashInfer, or did not answer every case.
+    """
     release = releases.unpack("vllm", version, cache)
     wanted = release.requires("flashinfer-python")
     if wanted is None:
@@ -268,7 +320,16 @@ def execute(version: str, cache: Path, others: list[str], python: str) -> dict[s
 
 
 def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """Return one case and its answer, without paths of this machine."""
+    """Return one case and its answer, without paths of this machine.
+
+    Args:
+        case: The case.
+        seen: The answer that probe.py printed.
+        scratch: The temporary folder of the run.
+
+    Raises:
+        SystemExit: The case failed in the probe.
+    """
     kept: dict[str, Any] = {
         "kind": case["kind"],
         "machine": case["machine"],

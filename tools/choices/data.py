@@ -83,7 +83,11 @@ class Refusal:
 
 
 def load(path: Path = FILE) -> list[Release]:
-    """Return the releases, oldest first."""
+    """Return the releases, oldest first.
+
+    Args:
+        path: The file of the recorded choices.
+    """
     rows = []
     for line in path.read_text("utf-8").splitlines():
         rows.append(json.loads(line))
@@ -107,7 +111,12 @@ def load(path: Path = FILE) -> list[Release]:
 
 
 def write(releases: Sequence[Release], path: Path = FILE) -> None:
-    """Write the file. Neighbouring releases with the same answer share a row."""
+    """Write the file. Neighbouring releases with the same answer share a row.
+
+    Args:
+        releases: The releases, oldest first.
+        path: The file.
+    """
     lines = sorted({line for r in releases for answer in r.answers for line in answer.lines})
     rows: list[dict[str, Any]] = [{"line": line} for line in lines]
     for each in releases:
@@ -133,9 +142,16 @@ def write(releases: Sequence[Release], path: Path = FILE) -> None:
 def at(releases: Sequence[Release], version: str | None) -> Release | None:
     """Return the recorded release for an installed version.
 
-    This is the release itself, or the one before it with the same minor version; None if there is
-    none, as for builds of a commit. For a build (`builds.identity`), only the answers of the parser
-    apply, because the build has its own kernels.
+    This is the release itself, or the one before it with the same minor version. For a build
+    (`builds.identity`), only the answers of the parser apply, because the build has its own
+    kernels.
+
+    Args:
+        releases: The recorded releases.
+        version: The installed version; None if it is not known.
+
+    Returns:
+        The release; None if there is none, as for builds of a commit.
     """
     number = release(version)
     if number is None:
@@ -155,7 +171,13 @@ def at(releases: Sequence[Release], version: str | None) -> Release | None:
 def refusals(
     known: Release, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[Refusal]:
-    """Return the recorded refusals of a release for a start."""
+    """Return the recorded refusals of a release for a start.
+
+    Args:
+        known: The recorded release.
+        arguments: The arguments of the start.
+        environment: The environment of the start.
+    """
     given = values(arguments)
     matches = []
     for answer in known.answers:
@@ -179,11 +201,20 @@ def refusals(
 
 
 def values(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the options with their values. Each key of a JSON value is a separate option."""
+    """Return the options with their values. Each key of a JSON value is a separate option.
+
+    Args:
+        arguments: The words of a command line.
+    """
     read = engine_arguments.parse_options(arguments)
     return {name: value for name, value in read.items() if not value.startswith("{")}
 
 
 def deciding(kind: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that determine the backend of ``attention`` or of ``experts``."""
+    """Return the options that determine the backend.
+
+    Args:
+        kind: ``attention`` or ``experts``.
+        given: The options of a start, from `values`.
+    """
     return {name: v for name, v in given.items() if name.partition(".")[0] in DECIDING[kind]}

@@ -107,7 +107,12 @@ def _runs(found: list[tuple[str, str]]) -> list[tuple[list[str], str]]:
 
 
 def write(known: Sequence[Release], page: Path) -> None:
-    """Write the page."""
+    """Write the page.
+
+    Args:
+        known: The recorded releases, oldest first.
+        page: The file.
+    """
     releases = [each.model_dump() for each in known]
     out = [INTRODUCTION.strip(), "", "## Chosen", ""]
     questions: dict[tuple[str, str], list[tuple[str, str]]] = {}

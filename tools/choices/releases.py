@@ -28,7 +28,14 @@ class Unpacked:
     compiled: list[str]
 
     def requires(self, distribution: str) -> str | None:
-        """Return the version of FlashInfer to which a wheel is pinned, read from its metadata."""
+        """Return the version to which the wheel pins another distribution, read from its metadata.
+
+        Args:
+            distribution: The other distribution, for example ``flashinfer-python``.
+
+        Returns:
+            The version; None if the wheel pins none.
+        """
         metadata = next(self.folder.glob("*.dist-info/METADATA")).read_text("utf-8")
         found = re.search(rf"^Requires-Dist: {distribution}==(\S+?)(;|$)", metadata, re.M)
         if found:
@@ -44,7 +51,15 @@ class Unpacked:
 
 
 def published(since: Version, distribution: str = "vllm") -> list[Version]:
-    """Return the releases of vLLM on the package index from ``since`` on, oldest first."""
+    """Return the releases of a distribution on the package index, oldest first.
+
+    Args:
+        since: The oldest release to return.
+        distribution: The name of the distribution.
+
+    Raises:
+        SystemExit: pip printed no list of versions.
+    """
     text = subprocess.run(
         [sys.executable, "-m", "pip", "index", "versions", distribution],
         capture_output=True,
@@ -60,7 +75,13 @@ def published(since: Version, distribution: str = "vllm") -> list[Version]:
 
 
 def unpack(distribution: str, version: str, cache: Path) -> Unpacked:
-    """Download a wheel once, keep its Python code in ``cache``, and delete the wheel."""
+    """Download a wheel once, keep its Python code, and delete the wheel.
+
+    Args:
+        distribution: The name of the distribution.
+        version: Its version.
+        cache: The folder in which the code is kept.
+    """
     folder = cache / f"{distribution}-{version}"
     if not (folder / _WHEEL).is_file():
         with tempfile.TemporaryDirectory(dir=cache) as scratch:

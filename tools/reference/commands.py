@@ -47,7 +47,11 @@ EXPLAINED = {
 
 
 def page(parser: argparse.ArgumentParser) -> str:
-    """Return docs/commands.md."""
+    """Return docs/commands.md.
+
+    Args:
+        parser: The parser of ``sm121``, with all of its commands.
+    """
     lines = [
         "# Commands",
         "",

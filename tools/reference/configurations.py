@@ -20,7 +20,11 @@ DATA_SHEET = 273.0
 
 
 def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
-    """Yield each configuration's name, with the profile for the newest engine that supports it."""
+    """Yield each configuration's name, with the profile for the newest engine that supports it.
+
+    Args:
+        own: The profile.
+    """
     newest = data.load()[-1].version
     rows = []
     for row in builds.shipped():
@@ -34,8 +38,15 @@ def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
 
 
 def bytes_per_token(own: Profile, depth: int) -> Traffic | None:
-    """Return the bytes per token of the configuration under test; None if its formats are
-    unknown."""
+    """Return the bytes that the configuration under test reads for each token.
+
+    Args:
+        own: The profile for this configuration.
+        depth: The number of tokens in the KV cache.
+
+    Returns:
+        The bytes; None if the model's config.json or the formats are unknown.
+    """
     config = roofline.read_config(own.model.id)
     if config is not None:
         return roofline.cost(own, own.under_test, depth, config)

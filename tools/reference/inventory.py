@@ -7,7 +7,14 @@ from tools.reference.requirements import read_levels
 
 
 def page(folder: Path) -> str:
-    """Return the file for a folder of tests, without tests that need an option of their own."""
+    """Return the text of fixtures/inventory.toml, without tests that need an option of their own.
+
+    Args:
+        folder: The folder of the tests.
+
+    Raises:
+        UsageError: The folder has no test, or a test without a docstring.
+    """
     lines = [
         "# The tests of each level that a certificate needs, and what they apply to.",
         "# Made by `sm121 reference docs` from the tests in tests/; do not edit it by hand.",

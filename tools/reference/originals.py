@@ -25,7 +25,11 @@ class Row:
 
 
 def read_rows(docs: Path) -> list[Row]:
-    """Return the rows of the page."""
+    """Return the rows of docs/tables/originals.md.
+
+    Args:
+        docs: The folder ``docs`` of the checkout.
+    """
     rows = []
     document = ""
     for line in (docs / _PAGE).read_text("utf-8").splitlines():
@@ -38,7 +42,11 @@ def read_rows(docs: Path) -> list[Row]:
 
 
 def counts(docs: Path) -> list[str]:
-    """Return the section of docs/requirements.md with a row for each document."""
+    """Return the section of docs/requirements.md with a row for each document.
+
+    Args:
+        docs: The folder ``docs`` of the checkout.
+    """
     rows = read_rows(docs)
     lines = [
         "## The original documents",

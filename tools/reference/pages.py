@@ -31,9 +31,16 @@ checkout. The keys are file names.
 
 
 def write(docs: Path) -> list[Path]:
-    """Write every page into the folder `docs` of the checkout; return the files.
+    """Write every generated page.
 
-    Raises UsageError if the checkout has no tests.
+    Args:
+        docs: The folder ``docs`` of the checkout.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: The checkout has no tests.
     """
     files = []
     for name, make in MADE.items():

@@ -11,9 +11,13 @@ _PLAN = [sys.executable, "-m", "sm121", "plan", "--profile", "sm121-gpt-oss-120b
 
 
 def page(docs: Path) -> str:
-    """Return the page with its end made anew, without durations measured on this machine.
+    """Return docs/plans.md with its end made anew, without durations measured on this machine.
 
-    Raises CalledProcessError if `sm121 plan` fails.
+    Args:
+        docs: The folder ``docs`` of the checkout.
+
+    Raises:
+        CalledProcessError: `sm121 plan` has failed.
     """
     with tempfile.TemporaryDirectory() as nothing:
         done = subprocess.run(

@@ -48,6 +48,9 @@ class LevelModule:
 def read_levels(folder: Path) -> list[LevelModule]:
     """Return the levels of a folder of tests, in their order.
 
+    Args:
+        folder: The folder.
+
     Raises:
         UsageError: The folder has no test, or a test without a docstring.
     """
@@ -60,7 +63,15 @@ def read_levels(folder: Path) -> list[LevelModule]:
 
 
 def page(folder: Path, docs: Path) -> str:
-    """Return docs/requirements.md."""
+    """Return docs/requirements.md.
+
+    Args:
+        folder: The folder of the tests.
+        docs: The folder ``docs`` of the checkout.
+
+    Raises:
+        UsageError: The folder has no test, or a test without a docstring.
+    """
     modules = read_levels(folder)
     chosen = profile.load(PROFILE)
     count = sum(len(module.requirements) for module in modules)
