@@ -74,9 +74,11 @@ if __name__ != "__main__":
             self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
         ) -> list[str | None]:
             flags = {"--moe-backend", "--enforce-eager", "--load-format", "--spec", "--window"}
-            strange = ([w for w in words if w.startswith("--") and w not in flags]
-                       for words in lists)  # fmt: skip
-            return [f"unrecognized arguments: {each[0]}" if each else None for each in strange]
+            messages: list[str | None] = []
+            for words in lists:
+                strange = [w for w in words if w.startswith("--") and w not in flags]
+                messages.append(f"unrecognized arguments: {strange[0]}" if strange else None)
+            return messages
 
     registry.register(MatrixEngine())
 

@@ -62,7 +62,9 @@ def answer(prompt: bytes, tokens: int, *, together: bool) -> Json:
 
 
 def _wire(prompt: bytes, answered: Json) -> Json:
-    names = [[(f"token_id:{token}", value) for token, value in top] for top in answered["places"]]
+    names = []
+    for top in answered["places"]:
+        names.append([(f"token_id:{token}", value) for token, value in top])
     choice = {"index": 0, "text": answered["text"], "finish_reason": answered["finish"]}
     choice["token_ids"] = answered["ids"]
     choice["prompt_token_ids"] = None if answered.get("hides_prompt") else list(prompt)

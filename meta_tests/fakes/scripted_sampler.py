@@ -88,7 +88,10 @@ def _outputs(
             drawn = generator.multinomial(times, probabilities(prompt, output, body))
             longer |= {(*output, int(token)): int(drawn[token]) for token in np.flatnonzero(drawn)}
         outputs = longer
-    return [output for output, times in outputs.items() for _ in range(times)]
+    samples = []
+    for output, times in outputs.items():
+        samples += [output] * times
+    return samples
 
 
 def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
@@ -108,7 +111,9 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
     """Return the JSON of a completion whose tokens are sampled."""
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     choices = []
-    order = [text for text in prompts for _ in range(body.get("n", 1))]
+    order = []
+    for text in prompts:
+        order += [text] * body.get("n", 1)
     for text, count in Counter(order).items():
         numbers = iter([n for n, other in enumerate(order) if other == text])
         prompt = tuple(ids(text))
@@ -141,10 +146,11 @@ def chat(body: Json, generator: np.random.Generator) -> Json:
     whole = answer({**body, "prompt": text}, generator)
     (choice,) = whole["choices"]
     entries = choice["logprobs"] or {"tokens": [], "token_logprobs": [], "top_logprobs": []}
-    tops = [
-        [{"token": token, "logprob": value, "bytes": None} for token, value in top.items()]
-        for top in entries["top_logprobs"]
-    ]
+    tops = []
+    for top in entries["top_logprobs"]:
+        tops.append(
+            [{"token": token, "logprob": value, "bytes": None} for token, value in top.items()]
+        )
     rows = zip(entries["tokens"], entries["token_logprobs"], tops, strict=True)
     content = [
         {"token": token, "logprob": value, "bytes": None, "top_logprobs": top[:listed]}

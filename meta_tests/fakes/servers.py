@@ -81,7 +81,9 @@ def matrix_variables(faults: str) -> dict[str, str]:
 def git(folder: Path, *words: str) -> str:
     """Run git with these arguments in a folder; return its output."""
     options = ("user.name=meta", "user.email=meta@example.org", "init.defaultBranch=main")
-    who = [word for option in options for word in ("-c", option)]
+    who = []
+    for option in options:
+        who += ["-c", option]
     command = ["git", "-C", str(folder), *who, *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

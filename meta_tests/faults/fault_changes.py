@@ -74,7 +74,9 @@ def one_entry_short(lists: Json) -> None:
 
 @in_two_steps
 def edit_tokens(chunks: list[Json], edit: Callable[[list[int]], list[int]]) -> list[Json]:
-    choices = [choice for chunk in chunks[2:] for choice in chunk.get("choices", [])]
+    choices = []
+    for chunk in chunks[2:]:
+        choices.extend(chunk.get("choices", []))
     first = next((choice for choice in choices if choice.get("token_ids")), {"token_ids": []})
     first["token_ids"] = edit(first["token_ids"]) if first["token_ids"] else []
     return chunks

@@ -73,11 +73,10 @@ def _row(number: int, run: verdict_file.VerdictFile, minutes: float) -> str:
 
 def _most(run: verdict_file.VerdictFile) -> str:
     before = run.against.measured if run.against is not None else {}
-    changes = {
-        name: 100 * (metric.value / before[name].value - 1)
-        for name, metric in run.metrics.items()
-        if name in before and metric.value and before[name].value
-    }
+    changes = {}
+    for name, metric in run.metrics.items():
+        if name in before and metric.value and before[name].value:
+            changes[name] = 100 * (metric.value / before[name].value - 1)
     if not changes:
         return "none measured"
     name = max(changes, key=lambda each: abs(changes[each]))

@@ -90,7 +90,9 @@ def row_of_rounds(name: str, server: Server, most: int, minutes: float) -> tuple
         red += any(text.startswith("Unmet") for text in failed)
         texts |= {*failed}
         print(f"round {len(seconds)}, seed {seed}, {seconds[-1]:.0f} s: {failed}", flush=True)
-    cells = ["; ".join(t for t in sorted(texts) if t.startswith(k)) for k in ("Unmet", "NotRun")]
+    cells = []
+    for k in ("Unmet", "NotRun"):
+        cells.append("; ".join(t for t in sorted(texts) if t.startswith(k)))
     wrong, unasked = (cell.replace("|", "\\|") or "nothing" for cell in cells)
     return (
         f"| {name} | vLLM {detect(server).identity} | {len(seconds) - red} of {len(seconds)} | "

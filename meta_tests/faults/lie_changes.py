@@ -69,6 +69,13 @@ def response_texts(change: Text) -> Callable[[Json], Json]:
     return top(apply)
 
 
+def _choices_of(chunks: list[Json]) -> list[Json]:
+    choices = []
+    for chunk in chunks:
+        choices += chunk.get("choices", [])
+    return choices
+
+
 def other_fields(fields: Json) -> Chunks:
     return lambda chunks: [chunk | fields if n else chunk for n, chunk in enumerate(chunks)]
 
@@ -76,7 +83,7 @@ def other_fields(fields: Json) -> Chunks:
 @in_two_steps
 def texts_of_stream(chunks: list[Json], change: Text, fewest: int = 0) -> list[Json]:
     tokens = 0
-    for part in (part for chunk in chunks for part in chunk.get("choices", [])):
+    for part in _choices_of(chunks):
         tokens += len(part.get("token_ids") or [0])
         piece = part.get("delta", part)
         if tokens > fewest:
@@ -85,7 +92,7 @@ def texts_of_stream(chunks: list[Json], change: Text, fewest: int = 0) -> list[J
 
 
 def last_text_lost(chunks: list[Json]) -> list[Json]:
-    for part in (part for chunk in chunks[::-1] for part in chunk.get("choices", [])):
+    for part in _choices_of(chunks[::-1]):
         piece = part.get("delta", part)
         if keys := [key for key in ("text", "content") if piece.get(key)]:
             piece[keys[0]] = ""
@@ -94,7 +101,7 @@ def last_text_lost(chunks: list[Json]) -> list[Json]:
 
 
 def reasoning_of_deltas(chunks: list[Json]) -> list[Json]:
-    for part in (part for chunk in chunks for part in chunk.get("choices", [])):
+    for part in _choices_of(chunks):
         part["delta"] |= {"content": part["delta"].get("reasoning") or part["delta"].get("content")}
     return chunks
 

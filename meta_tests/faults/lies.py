@@ -223,16 +223,23 @@ class Bench:
         lies = [PLANTED[name] for name in names]
         touched = [[*filter(self.part, self.twin.touched(lie))] for lie in lies]
         new = [name not in before for name in names]
-        first = [test for tests, is_new in zip(touched, new, strict=True) if is_new
-                 for test in self.twin.within(tests, self.limits[0])]  # fmt: skip
+        first = []
+        for tests, is_new in zip(touched, new, strict=True):
+            if is_new:
+                first.extend(self.twin.within(tests, self.limits[0]))
         together = self.fails(lies, [*dict.fromkeys(first)])
         for name, lie, tests, others in zip(names, lies, touched, touched[::-1], strict=True):
             row = before.get(name, {"lie": name, "with": [*names][name == names[0]], "asked": []})
             row["where"] = self.where
             if name in before and self.done(row, tests):
                 continue
-            alone = {t: text for t, text in together.items() if t in tests and t not in others}
-            unclear = [test for test in together if test in tests and test in others]
+            alone = {}
+            unclear = []
+            for test, text in together.items():
+                if test in tests and test in others:
+                    unclear.append(test)
+                elif test in tests:
+                    alone[test] = text
             # Two faults may cancel each other out. Tests that passed with both faults therefore run
             # again with one.
             held = {test for test in first if test in others and test not in together}

@@ -7,6 +7,7 @@ runs them, and writes docs/tables/model-faults.md. After an interruption it cont
 """
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -125,12 +126,13 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
     passed = {_name(test) for test in tested if test["verdict"] == "PASS"}
     not_passed = [test for test in tested if test["verdict"] != "PASS"]
-    # If a test has passed cases, its cases that did not run do not count as failures.
-    failed = [t for t in not_passed if t["verdict"] != "NOT_RUN" or _name(t) not in passed]
-    names, others = (
-        tuple(dict.fromkeys(map(_name, tests)))
-        for tests in (failed, [test for test in tested if test not in failed])
-    )
+    failed = []
+    for test in not_passed:
+        # If a test has passed cases, its cases that did not run do not count as failures.
+        if test["verdict"] != "NOT_RUN" or _name(test) not in passed:
+            failed.append(test)
+    names = tuple(dict.fromkeys(map(_name, failed)))
+    others = tuple(dict.fromkeys(_name(test) for test in tested if test not in failed))
     message = failed[0]["message"] if failed else ""
     return Finding(fault, names, others, message, round(time.monotonic() - started, 1))
 
@@ -140,12 +142,18 @@ def _name(test: dict[str, Any]) -> str:
 
 
 def _kept(entry: dict[str, Any]) -> Finding:
-    return Finding(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
+    fields = {}
+    for k, v in entry.items():
+        if isinstance(v, list):
+            fields[k] = tuple(v)
+        else:
+            fields[k] = v
+    return Finding(**fields)
 
 
 def every_test() -> tuple[str, ...]:
     """Return the names of all tests that the table uses."""
-    return tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests))
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(FAULTS.values())))
 
 
 def noticed(failed: Sequence[str]) -> str:
@@ -226,9 +234,11 @@ def main() -> int:
                         print(f"== {name}: {fault}: {finding.failed or 'SURVIVES'} "
                               f"({finding.seconds} s)", flush=True)  # fmt: skip
         whole = whole and not open_ones
-    survivors = [
-        f for name in findings for f, finding in findings[name].items() if not finding.failed
-    ]
+    survivors = []
+    for name in findings:
+        for f, finding in findings[name].items():
+            if not finding.failed:
+                survivors.append(f)
     if whole:
         options.output.write_text(table(findings), "utf-8")
     print(f"{'whole' if whole else 'not whole yet'}; survivors: {survivors or 'none'}")

@@ -299,9 +299,10 @@ def _judge(
         wrong.append(f"no bundle: {crashes[0]}")
     else:
         index = json.loads((bundle / "bundle.json").read_text("utf-8"))
-        silent = [
-            n for n, p in index["parts"].items() if not p.get("file") and not p.get("unavailable")
-        ]
+        silent = []
+        for n, p in index["parts"].items():
+            if not p.get("file") and not p.get("unavailable"):
+                silent.append(n)
         wrong += [f"parts without a reason: {silent}"] if silent else []
         wrong += _without_stacks(bundle) if case.kind == "hang" else []
         if case.says and case.says not in json.dumps(index):

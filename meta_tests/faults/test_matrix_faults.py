@@ -26,7 +26,10 @@ unproven = "the server says nothing of it"
 
 def sets_of(matrix: dict) -> set[tuple[str, tuple[str, ...]]]:
     confirmed = [one for one in matrix["failing_sets"] if one["confirmed"]]
-    return {(s["outcome"], tuple(f"{a}={v}" for a, v in s["values"].items())) for s in confirmed}
+    found = set()
+    for s in confirmed:
+        found.add((s["outcome"], tuple(f"{a}={v}" for a, v in s["values"].items())))
+    return found
 
 
 @pytest.mark.slow(why="a run of its own")

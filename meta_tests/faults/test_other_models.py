@@ -59,8 +59,12 @@ def test_a_trusted_run_tells_the_same_model_from_a_wrong_one(tmp_path):
 @pytest.mark.parametrize("made_by", [other_models, other_models_llama_cpp], ids=["vLLM", "llama"])
 def test_the_published_table_of_other_models_has_these_faults(made_by):
     published = made_by.TABLE.read_text("utf-8")
-    names = [fault.name for group in made_by.GROUPS for fault in group.faults]
+    names = []
+    for group in made_by.GROUPS:
+        for fault in group.faults:
+            names.append(fault.name)
     missing = [name for name in names if f"| {name} |" not in published]
     assert not missing, f"run python -m {made_by.__name__}"
     assert "not tried" not in published
-    assert all(f" {family}: detected by |" in published for family in FAMILIES)
+    for family in FAMILIES:
+        assert f" {family}: detected by |" in published

@@ -31,11 +31,10 @@ PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "changelog.d/READ
 #: The largest number of pages, without those of the separate plugins. The 28th page is for owners
 #: of a Spark who serve another model.
 AT_MOST = 28
-OF_PLUGINS = {
-    f"{folder.name.replace('_', '-')}.md"
-    for folder in (ROOT / "plugins").iterdir()
-    if (folder / "__init__.py").is_file() and folder.name != "sm121"
-}
+OF_PLUGINS = set()
+for folder in (ROOT / "plugins").iterdir():
+    if (folder / "__init__.py").is_file() and folder.name != "sm121":
+        OF_PLUGINS.add(f"{folder.name.replace('_', '-')}.md")
 #: What a code block may need. test_new_check.py adds the missing parts to some blocks; all other
 #: blocks are run.
 NEEDS = {

@@ -78,7 +78,10 @@ def wrong_quotes(file: Path) -> list[str]:
     """Return each duration that equals no row, or equals a row about something else."""
     wrong = []
     for block in blocks(file):
-        about = [row for row in SHIPPED.quoted if any(word in block for word in row.near)]
+        about = []
+        for row in SHIPPED.quoted:
+            if any(word in block for word in row.near):
+                about.append(row)
         for match in _QUOTED.finditer(block):
             quoted = minutes_of(match)
             if any(quoted == pytest.approx(minutes_said(row), abs=0.1) for row in about):

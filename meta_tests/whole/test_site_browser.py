@@ -17,7 +17,10 @@ from meta_tests.fakes import browser
 from meta_tests.folders import ROOT
 
 #: The combinations of width and colour scheme.
-LOOKS = [(width, scheme) for width in browser.WIDTHS for scheme in ("light", "dark")]
+LOOKS = []
+for width in browser.WIDTHS:
+    for scheme in ("light", "dark"):
+        LOOKS.append((width, scheme))
 #: Each combination is tested on one page; `--slow` tests all pages in all combinations.
 SAMPLE = {(390, "light"): 0, (390, "dark"): 1, (1440, "light"): 2, (1440, "dark"): 3}
 
@@ -91,7 +94,9 @@ def reader(chromium: Any, width: int, scheme: str) -> Reader:
 
 def _look(chromium: Any, site: Path, look: tuple[int, str], pages: list[str], **asked: Any) -> None:
     at = reader(chromium, *look)
-    faults = [fault for name in pages for fault in at.faults(site / name, **asked)]
+    faults = []
+    for name in pages:
+        faults.extend(at.faults(site / name, **asked))
     at.page.close()
     assert faults == [], "\n".join(faults)
 

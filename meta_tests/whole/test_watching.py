@@ -51,7 +51,8 @@ def test_the_floor_of_another_node_is_named(available, times):
     nodes = lambda: {"node 1 (spark2)": available}  # noqa: E731
     ResourceSampler(list, floor_bytes=GIB, on_floor=lines.append, nodes=nodes).sample()
     assert len(lines) == times, lines
-    assert all(line.startswith("node 1 (spark2): MemAvailable: expected ") for line in lines)
+    for line in lines:
+        assert line.startswith("node 1 (spark2): MemAvailable: expected ")
 
 
 def test_the_floor_is_watched_when_processes_cannot_be_read():

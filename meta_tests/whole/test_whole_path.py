@@ -34,7 +34,11 @@ def judged(tmp_path, *changes, log=UNFUSED, configuration="mxfp4", own=BUILD, ar
 def without(log, *parts):
     """Return replacements that remove the lines of a log which contain one of these parts."""
     lines = (LOGS / log).read_text("utf-8").splitlines(keepends=True)
-    return [(line, "") for line in dict.fromkeys(lines) if any(part in line for part in parts)]
+    found = []
+    for line in dict.fromkeys(lines):
+        if any(part in line for part in parts):
+            found.append((line, ""))
+    return found
 
 
 EAGER = [

@@ -68,10 +68,14 @@ class Release:
 
         self.attention, self.experts = choice_of("attention"), choice_of("experts")
         chosen = next(a for a in answers if a.attention == self.attention)
-        lines = {line for a in same or [chosen] for line in a.lines}
+        lines = set()
+        for a in same or [chosen]:
+            lines.update(a.lines)
         apart = ("Mxfp4 MoE backend", "KV cache layout")
         self.lines = sorted(line for line in lines if not any(part in line for part in apart))
-        every = [line for a in answers for line in a.lines]
+        every = []
+        for a in answers:
+            every.extend(a.lines)
         self.shows_layout = any("KV cache layout." in line for line in every)
         asked_layout = os.environ.get("VLLM_KV_CACHE_LAYOUT")
         self.layout = _only(
@@ -457,7 +461,9 @@ def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Po
     wrong = [faults[name] for name in settings.faults]
     log = Log(settings, values, core.pid)
     if settings.release == BUILD:
-        instead = {name: value for fault in wrong for name, value in fault.get("as", {}).items()}
+        instead = {}
+        for fault in wrong:
+            instead.update(fault.get("as", {}))
         release: Release | Build = Build(others, instead)
         values |= release.values
         at = "at" if settings.cold else "warm"

@@ -29,7 +29,9 @@ def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | No
     status = 0
     message = ""
     for number, factor in enumerate(factors):
-        samples = {name: [v * factor for v in values] for name, values in _GOOD.items()}
+        samples = {}
+        for name, values in _GOOD.items():
+            samples[name] = [v * factor for v in values]
         status, run = kit.run_pytest(
             *("--arch", "sm121", *server.options),
             *("--served-model-name", "canary", f"--benchmark-storage={storage}"),
@@ -111,10 +113,13 @@ _NOW: dict[str, Any] = {
 
 def _unlike(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return a context that differs in the given key, or in the given keys of a table."""
-    return now | {
-        key: now[key] | value if isinstance(value, dict) else value
-        for key, value in changes.items()
-    }
+    changed = {}
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            changed[key] = now[key] | value
+        else:
+            changed[key] = value
+    return now | changed
 
 
 @in_two_steps
@@ -123,7 +128,8 @@ def _after(kit: Kit, *contexts: dict[str, Any], share: float = 0.6) -> Outcome:
 
     The contexts of the runs differ in the given entries."""
     rates = [100.0 + 0.1 * at for at in range(8)]
-    before, now = (_rate("tg32@d0", "tok/s", [v * by for v in rates]) for by in (1, share))
+    before = _rate("tg32@d0", "tok/s", rates)
+    now = _rate("tg32@d0", "tok/s", [v * share for v in rates])
     runs = [past_runs.stored_run("0001_x.json", before, **_unlike(_NOW, each)) for each in contexts]
     if matches := [run for run in runs if not run.unlike(_NOW)]:
         return _judged(*trend.compare({now.name: now}, matches, _LIMITS))

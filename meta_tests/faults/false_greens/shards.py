@@ -52,10 +52,10 @@ def _shard(index: int, **changed: Any) -> VerdictFile:
 def _merged(kit: Kit, *others: VerdictFile, edit: dict[str, Any] | None = None) -> Outcome:
     """Merge several shards, of which the last one was changed."""
     files = (_shard(1), *others)
-    folders = [
-        _written(kit.tmp_path / f"shard-{next(_NUMBERS)}", file, edit if n == len(files) else None)
-        for n, file in enumerate(files, 1)
-    ]
+    folders = []
+    for n, file in enumerate(files, 1):
+        change = edit if n == len(files) else None
+        folders.append(_written(kit.tmp_path / f"shard-{next(_NUMBERS)}", file, change))
     try:
         shards = merging.read_shards(folders)
     except errors.UsageError as error:

@@ -77,10 +77,15 @@ def each(kind: str, sections: tuple[str, ...] = SECTIONS) -> list:
 def test_the_exam_asks_what_it_should():
     assert [len(EXAM.section(name).questions) for name in SECTIONS] == [30, 10, 8, 5]
     turns = [question.turns for question in EXAM.dialogues.questions]
-    generated = [each for each in turns if all(turn.given is None for turn in each)]
+    generated = []
+    for each in turns:
+        if all(turn.given is None for turn in each):
+            generated.append(each)
     assert all(len(each) > 1 for each in turns) and len(generated) >= 5
     assert len(EXAM.tools.functions) == 5
-    forms = {f for q in EXAM.formats.questions for f in q.form.model_fields_set}
+    forms = set()
+    for q in EXAM.formats.questions:
+        forms.update(q.form.model_fields_set)
     assert forms == {"json_schema", "regex", "choice"}
     assert len(DOCUMENT.needles) == 5 and len({n.depth for n in DOCUMENT.needles}) == 5
 
@@ -100,7 +105,10 @@ def test_expected_calls_fit_the_functions(name):
     Text arguments are patterns, so only keys, numbers and objects are compared with the schemas."""
     tools = exam.load(name).section("tools")
     schemas = {f["function"]["name"]: f["function"]["parameters"] for f in tools.functions}
-    calls = [call for q in tools.questions for turn in q.turns for call in turn.calls]
+    calls = []
+    for q in tools.questions:
+        for turn in q.turns:
+            calls.extend(turn.calls)
     assert {call.function for call in calls} <= schemas.keys()
     for call in calls:
         jsonschema.validate(call.arguments, schemas[call.function])
@@ -216,7 +224,9 @@ def test_results_go_back_with_the_calls_and_their_reasoning():
     requests: list[dict] = []
     strict = with_one("tools", "two-steps")
     sits("tools", script_of(EXAM.tools, healthy("tools")), strict, requests=requests)
-    roles = [[message["role"] for message in request["messages"]] for request in requests]
+    roles = []
+    for request in requests:
+        roles.append([message["role"] for message in request["messages"]])
     once = ["assistant", "tool"]
     assert roles == [["user"], ["user", *once], ["user", *once, *once]]
     call, result = requests[1]["messages"][1:]
@@ -250,7 +260,8 @@ def test_a_document_is_as_long_as_it_should_be():
         depths = [text.index(needle.text) / len(text) for needle in DOCUMENT.needles]
         expected = [needle.depth for needle in DOCUMENT.needles]
         assert all(abs(a - b) < 0.03 for a, b in zip(depths, expected, strict=True)), depths
-        assert all(text.count(needle.text) == 1 for needle in DOCUMENT.needles)
+        for needle in DOCUMENT.needles:
+            assert text.count(needle.text) == 1
         lines = text.split("\n")
         assert len(lines) == len(set(lines)), "an entry is there twice"
 

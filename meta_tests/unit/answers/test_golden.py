@@ -99,7 +99,9 @@ def test_a_larger_difference_is_seen_and_the_worst_token_named():
 
 def test_small_differences_everywhere_are_seen_by_the_divergence():
     starts = {"a": 10, "b": 20}
-    drifted = {key: [at(start + n, 0.6, q=0.21) for n in range(4)] for key, start in starts.items()}
+    drifted = {}
+    for key, start in starts.items():
+        drifted[key] = [at(start + n, 0.6, q=0.21) for n in range(4)]
     tight = BOUND.model_copy(update={"mean_divergence": 1e-6, "mean_abs": 1.0})
     assert "KL divergence" in unmet.facts_text(compare(drifted).beyond(tight))
 
@@ -188,7 +190,9 @@ def test_two_nodes_against_one_within_the_bound_of_the_profile(shifts, within):
     def shifted(n: int) -> Position:
         return at(n, 0.6 * math.exp(each + other * (-1) ** n + one_token * (n == 20)))
 
-    two = {key: [shifted(start + n) for n in range(4)] for key, start in (("a", 10), ("b", 20))}
+    two = {}
+    for key, start in (("a", 10), ("b", 20)):
+        two[key] = [shifted(start + n) for n in range(4)]
     beyond = against_trusted(Engine(two), bound).beyond(bound)
     assert (not beyond) == within, beyond
 
@@ -251,8 +255,9 @@ def test_another_text_of_the_same_tokens_is_a_difference():
 
 
 def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
-    bare = {key: [Position(p.token, p.log_probability, {}) for p in positions]
-            for key, positions in TRUSTED.items()}  # fmt: skip
+    bare = {}
+    for key, positions in TRUSTED.items():
+        bare[key] = [Position(p.token, p.log_probability, {}) for p in positions]
     comparison = golden.compare(record(Engine(bare)), Engine(bare), PROMPTS, BOUND, {})
     assert comparison.beyond(BOUND) == [] and comparison.mean_divergence == 0
 

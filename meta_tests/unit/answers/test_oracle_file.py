@@ -44,8 +44,8 @@ def tokens():
     few += [(name, every["tool call"][:n]) for name, n in (("tool call", 150), ("prose of 127", 9))]
     few.append(("mixture of 600", every["mixture of 600"][:135]))
     exam = oracle_texts.exams()["canary"]
-    tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*(ids for _, ids in few)))
-    few = [(name, [tokens.index(token) for token in ids]) for name, ids in few]
+    tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*dict(few).values()))
+    few = [(name, [*map(tokens.index, ids)]) for name, ids in few]
     exam = ExamText(token_ids=map(tokens.index, exam.token_ids), answers=exam.answers)
     long = ("long", dict(few)["tool call"][:130])
     patch.setattr(oracle_texts, "prompts", lambda: few)
@@ -76,7 +76,9 @@ def served(checkpoint) -> OracleFile:
 
 def wide(made: OracleFile) -> OracleFile:
     """The oracle's file with a rounding that hides every fault."""
-    far = {k: {n: [v - 9 for v in vs] for n, vs in of.items()} for k, of in made.rounded.items()}
+    far = {}
+    for k, of in made.rounded.items():
+        far[k] = {n: [v - 9 for v in vs] for n, vs in of.items()}
     return made.model_copy(update={"rounded": far})
 
 

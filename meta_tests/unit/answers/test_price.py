@@ -43,7 +43,9 @@ def checkpoint(canary_bf16, tmp_path_factory):
     exam = oracle_texts.exams()["canary"]
     texts = {name: every[name][:90] for name in ("capitals", "tool call", "mixture of 300")}
     tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*texts.values()))
-    prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
+    prompts = []
+    for name, ids in texts.items():
+        prompts.append((name, [*map(tokens.index, ids)]))
     few = ExamText(token_ids=map(tokens.index, exam.token_ids), answers=exam.answers)
     patch.setattr(oracle_texts, "prompts", lambda: prompts)
     patch.setattr(oracle_texts, "exams", lambda: {"canary": few})
@@ -61,6 +63,14 @@ def reference(checkpoint):
     return oracle_making.make(checkpoint, depths=[DEPTH])
 
 
+def listed(ids, values):
+    """Return the log-probability of each listed token, by its id, for each position."""
+    rows = []
+    for row in zip(ids.tolist(), values.tolist(), strict=True):
+        rows.append(dict(zip(*row, strict=True)))
+    return rows
+
+
 class Server:
     """A server of a checkpoint with a rounding.
 
@@ -75,13 +85,12 @@ class Server:
         text = scores.Text(request.prompt, rounding=self.way, more=request.tokens)
         (says,) = scores.score(self.checkpoint, [text], dtype=torch.float32)
         following = tuple(min(0.0, value + self.shift) for value in says.following.tolist())
-        tops, generated = (
-            [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), of.tolist(), strict=True)]
-            for ids, of in [(says.top_ids, says.top), (says.generated_top_ids, says.generated_top)]
-        )
-        named = [{name_of(token): value for token, value in top.items()} for top in generated]
-        positions = tuple(Position(*next(iter(top.items())), top) for top in named)
-        return Completion("", None, None, None, positions, following, None, None, tops[:-1])
+        tops = listed(says.top_ids, says.top)
+        positions = []
+        for top in listed(says.generated_top_ids, says.generated_top):
+            named = {name_of(token): value for token, value in top.items()}
+            positions.append(Position(*next(iter(named.items())), named))
+        return Completion("", None, None, None, tuple(positions), following, None, None, tops[:-1])
 
     def need(self, value, name):
         return value

@@ -136,10 +136,10 @@ def test_speed_for_quality_in_compare():
 
 
 def test_speed_for_quality_in_ab():
-    visits = [
-        Visit(side, {n: MetricOfStart(v, *PRICES.get(n, ("tok/s", True))) for n, v in of.items()})
-        for side, of in (("A", HONEST), ("B", PAID), ("B", PAID), ("A", HONEST))
-    ]
+    visits = []
+    for side, of in (("A", HONEST), ("B", PAID), ("B", PAID), ("A", HONEST)):
+        metrics = {n: MetricOfStart(v, *PRICES.get(n, ("tok/s", True))) for n, v in of.items()}
+        visits.append(Visit(side, metrics))
     for limits, verdict in ((LIMITS, Verdict.FAIL), (ALLOWING, Verdict.PASS)):
         allowed = {name: limits.of_price(name) for name in PRICES}
         changes = start_pairs.compare_starts(visits, allowed, default=0.05)

@@ -73,7 +73,9 @@ def test_a_right_server_has_its_score(harness, tmp_path):
     assert "24 of 24 right: 100.0%" in judged(capital, harness, tmp_path, requests=requests)
     assert len(requests) == SCORE.questions and not any(r.get("stop") for r in requests)
     keys = ("reasoning_effort", "max_tokens", "temperature", "top_p")
-    sent = {tuple(r[key] for key in keys) for r in requests}
+    sent = set()
+    for r in requests:
+        sent.add(tuple(r[key] for key in keys))
     assert sent == {("high", SCORE.answer_tokens, 1.0, 1.0)}
     names = [file.name for file in (tmp_path / "scores").rglob("*") if file.is_file()]
     assert any(name.startswith("samples_") for name in names), names

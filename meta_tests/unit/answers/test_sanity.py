@@ -31,7 +31,9 @@ def test_a_list_of_numbers_is_no_loop():
     """A list of numbers is not a loop.
 
     A comma, a space and a number, a hundred times: two of every three tokens repeat."""
-    tokens = [token for n in range(100) for token in (",", " ", n)]
+    tokens = []
+    for n in range(100):
+        tokens += [",", " ", n]
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []
 
 

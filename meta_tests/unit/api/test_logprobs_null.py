@@ -64,7 +64,12 @@ class Server:
     def exactly(self, tokens: int, **_options: object) -> Any:
         entries = self.body["choices"][0].get("logprobs")
         if isinstance(entries, dict):
-            long = {key: column * tokens if column else column for key, column in entries.items()}
+            long = {}
+            for key, column in entries.items():
+                if column:
+                    long[key] = column * tokens
+                else:
+                    long[key] = column
             entries = SimpleNamespace(**long)
         return SimpleNamespace(choices=[SimpleNamespace(logprobs=entries)])
 

@@ -180,7 +180,10 @@ class Counting(Api):
         count = len(messages)
         remaining = [m for n, m in enumerate(messages) if not {n, n - count} & {*self.dropped}]
         used = 60 + sum(len(encode(str(m.get("content") or ""))) + 4 for m in remaining)
-        calls = [c["function"] for m in remaining for c in m.get("tool_calls") or ()]
+        calls = []
+        for m in remaining:
+            for c in m.get("tool_calls") or ():
+                calls.append(c["function"])
         used += sum(len(encode(f["name"] + f["arguments"])) + 4 for f in calls)
         return {"usage": {"prompt_tokens": used + 40 * bool(options.get("tools"))}}
 

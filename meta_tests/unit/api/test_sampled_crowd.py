@@ -49,7 +49,9 @@ def noticed(fault: str, run: int) -> list[str]:
     samples = CrowdedSamples(sampler, shapes)
     least, change = FAULTS.get(fault, (1000, None))
     numbered = zip(count(13, 2), samples.jobs(), strict=False)
-    crowd = [outcome(n, job, *([change] if n >= least else [])) for n, job in numbered]
+    crowd = []
+    for n, job in numbered:
+        crowd.append(outcome(n, job, *([change] if n >= least else [])))
     assert len(crowd) == 24
     return [str(fault) for fault in samples.faults(crowd)]
 

@@ -49,7 +49,8 @@ def test_in_flight_requests_can_be_listed_while_they_change():
     thread.start()
     try:
         for _ in range(3000):
-            assert all(isinstance(outcome, JobOutcome) for outcome in client.under_way())
+            for outcome in client.under_way():
+                assert isinstance(outcome, JobOutcome)
     finally:
         ended.set()
         thread.join()

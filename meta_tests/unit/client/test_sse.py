@@ -24,7 +24,11 @@ LINE_ENDS = ["\n", "\r\n", "\r"]
 
 def events(*pieces: bytes) -> list[str]:
     parser = EventParser()
-    return [data.decode() for piece in pieces for data in parser.feed(piece)]
+    texts = []
+    for piece in pieces:
+        for data in parser.feed(piece):
+            texts.append(data.decode())
+    return texts
 
 
 @settings(max_examples=100, deadline=None)

@@ -67,7 +67,9 @@ from sm121.core.unmet import facts_text
     ],
 )
 def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, named):
-    code = [entry(SASS if kind == "sass" else PTX, arch) for kind, arch in map(str.split, entries)]
+    code = []
+    for kind, name in map(str.split, entries):
+        code.append(entry(SASS if kind == "sass" else PTX, name))
     report = libraries.check_file(library(tmp_path / "lib.so", *code))
     assert report.state is CodeState[state] and named in report.reason
 
@@ -102,9 +104,9 @@ def test_the_reader_agrees_with_cuobjdump(compiler, disassembler, tmp_path):
     source = tmp_path / "k.cu"
     source.write_text(SMALL_KERNEL)
     codes = [arch(a).gencode for a in ("121a", "120f", "90a", "80")]
-    gencodes = [
-        w for code in (*codes, "arch=compute_90,code=compute_90") for w in ("-gencode", code)
-    ]
+    gencodes = []
+    for code in (*codes, "arch=compute_90,code=compute_90"):
+        gencodes += ["-gencode", code]
     for name, more in (("plain", []), ("compressed", ["-Xfatbin=-compress-all"])):
         out = tmp_path / f"{name}.o"
         ended = child.run([compiler.nvcc, "-c", *gencodes, *more, source, "-o", out], timeout_s=120)
@@ -114,7 +116,9 @@ def test_the_reader_agrees_with_cuobjdump(compiler, disassembler, tmp_path):
         ).output
         pairs = re.findall(r"Fatbin (elf|ptx) code:\s*=+\s*arch = (\S+)", printed)
         assert len(pairs) == 5, printed
-        expected = {Image("sass" if kind == "elf" else "ptx", arch(text)) for kind, text in pairs}
+        expected = set()
+        for kind, text in pairs:
+            expected.add(Image("sass" if kind == "elf" else "ptx", arch(text)))
         assert set(device_code.read_device_code(out)) == expected
 
 

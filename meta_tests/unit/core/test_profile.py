@@ -62,7 +62,9 @@ def test_own_thresholds_are_three_lines(tmp_path):
     assert (judged.name, judged.extends) == ("ours", "sm121-gpt-oss-120b")
     gate = judged.gate("tg32@d0")
     assert (gate.minimum, gate.target, gate.source) == (30, None, "users")
-    metrics = [sorted(g.metric for g in p.performance.gates) for p in (judged, parent.judging())]
+    metrics = []
+    for p in (judged, parent.judging()):
+        metrics.append(sorted(g.metric for g in p.performance.gates))
     assert metrics[0] == metrics[1]
     assert whole.judging("cutlass").gate("tg32@d0") == parent.judging("cutlass").gate("tg32@d0")
     same = {"name", "performance"}

@@ -80,7 +80,10 @@ def test_serves_and_stops_clean(make, fault):
     assert running.managed and running.startup_s is not None
     assert isinstance(life.state(), Alive) and life.answers()
     tree = server.launch.processes()
-    every = {*tree, *(child for each in tree for child in each.children(recursive=True))}
+    children = []
+    for each in tree:
+        children.extend(each.children(recursive=True))
+    every = {*tree, *children}
     assert len(every) == 2 + (fault in ("orphan", "zombie")), every
     assert os.getsid(tree[0].pid) != os.getsid(0), "the server has a session of its own"
     report = server.stop()

@@ -96,7 +96,13 @@ from sm121.session.settings import Settings
     ],
 )
 def test_node_that_does_not_answer_is_one_line(monkeypatch, command, what):
-    command = tuple(sys.executable if word == "PYTHON" else word for word in command)
+    words = []
+    for word in command:
+        if word == "PYTHON":
+            words.append(sys.executable)
+        else:
+            words.append(word)
+    command = tuple(words)
     with_bounds(monkeypatch, answers_within_s=1)
     monkeypatch.setattr(nodes.node_agent, "facts", lambda _configuration: {})
     with pytest.raises(UsageError) as refused:

@@ -160,12 +160,12 @@ def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at
         fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         fork.start()
         with socket.create_connection((bound, port)):
-            found = {
-                host: {process.pid for process in listeners.listeners(host, port)}
-                for host in ("127.0.0.1", "::1", "0.0.0.0", "::", "192.0.2.1")
-            }
+            found = {}
+            for host in ("127.0.0.1", "::1", "0.0.0.0", "::", "192.0.2.1"):
+                found[host] = {process.pid for process in listeners.listeners(host, port)}
         fork.kill()
         fork.join()
     expected = {os.getpid(), fork.pid}
-    assert found == {host: expected if host in found_at else set() for host in found}
+    for host, pids in found.items():
+        assert pids == (expected if host in found_at else set()), host
     assert listeners.listeners(bound, port) == [], "it is closed"

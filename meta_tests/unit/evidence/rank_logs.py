@@ -51,7 +51,9 @@ def two_logs(folder: Path, launcher: str, ranks: Any = (), change: Any = ("x", "
     texts = [_rank(0, launcher), _rank(1, launcher)]
     if launcher == "nnodes":
         texts[1] = WORDS["headless"].strip() + "\n" + texts[1]
-    texts = [_changed(text, *change) if n in ranks else text for n, text in enumerate(texts)]
+    for rank, text in enumerate(texts):
+        if rank in ranks:
+            texts[rank] = _changed(text, *change)
     texts[0] = WORDS["head"].strip() + "\n" + texts[0]
     if launcher == "ray":
         texts = ["\n".join(texts)]

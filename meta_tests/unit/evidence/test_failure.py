@@ -18,11 +18,10 @@ ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
 
 SERVES = "INFO:     Application startup complete."
 _LOGS = tomllib.loads((DATA / "causes.toml").read_text("utf-8"))
-#: For each row of the data, lines that it matches. For each subject, lines of healthy servers and
-#: drivers.
-CASES, HARMLESS = (
-    {name: log["lines"] for name, log in _LOGS[kind].items()} for kind in ("cause", "harmless")
-)
+#: For each row of the data, lines that it matches.
+CASES = {name: log["lines"] for name, log in _LOGS["cause"].items()}
+#: For each subject, lines of healthy servers and drivers.
+HARMLESS = {name: log["lines"] for name, log in _LOGS["harmless"].items()}
 #: Lines of other versions and engines that belong to the same classes: the kind and the lines.
 PUBLISHED = _LOGS["published"]
 KINDS = {entry.id: entry.kind for entry in load_failures().failure}

@@ -251,7 +251,13 @@ def texts(count: int) -> Iterator[str]:
         for _ in range(120):
             line = drawn.choice(POOL)
             if drawn.random() < 0.5:
-                line = "".join(str(drawn.randrange(10)) if c.isdigit() else c for c in line)
+                characters = []
+                for c in line:
+                    if c.isdigit():
+                        characters.append(str(drawn.randrange(10)))
+                    else:
+                        characters.append(c)
+                line = "".join(characters)
             lines += [line] * drawn.choice((1, 1, 1, 3))
         yield "\n".join(lines)
 

@@ -23,10 +23,8 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
     )  # fmt: skip
     assert status == 1, run.output
     verdict = run.verdict
-    request, decode = (
-        next(test for test in verdict["tests"] if name in test["id"])
-        for name in ("asked_for", "decode_runs")
-    )
+    request = next(test for test in verdict["tests"] if "asked_for" in test["id"])
+    decode = next(test for test in verdict["tests"] if "decode_runs" in test["id"])
     assert request["verdict"] == "INVALID", run.output
     assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in request["message"]
     different = "--attention-backend TRITON_ATTN: requested, but attention resolved to CPU_ATTN"

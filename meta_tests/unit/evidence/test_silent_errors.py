@@ -40,7 +40,10 @@ def outcome_of(folder: Path, doing, **variables: str):
         return script(SimpleNamespace(tmp_path=folder), "run", doing)
 
 
-KINDS = {name: (kind, rows[name]) for kind, (_, rows) in LOGGED.items() for name in rows}
+KINDS = {}
+for kind, (_, rows) in LOGGED.items():
+    for name in rows:
+        KINDS[name] = (kind, rows[name])
 
 
 @pytest.mark.parametrize(("kind", "lines"), KINDS.values(), ids=KINDS)
@@ -55,9 +58,10 @@ def _of_two_ranks(exception: str) -> str:
     ignored = "Exception ignored in: <function CPUDNNLGEMMHandler.__del__ at 0x7f37>"
     ranks = ("(CpuRayWorkerProc pid=7) ", "(CpuRayWorkerProc pid=8, ip=10.0.0.2) ")
     stacks = [stack(rank, ignored, "/v/vllm/_custom_ops.py", exception) for rank in ranks]
-    return "\n".join(
-        line for both in zip(*map(str.splitlines, stacks), strict=True) for line in both
-    )
+    lines = []
+    for both in zip(*map(str.splitlines, stacks), strict=True):
+        lines.extend(both)
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +355,12 @@ def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
     ],
 )
 def test_a_truncated_kernel_log_proves_nothing(tmp_path, monkeypatch, dmesg, journal, unread):
-    programs = ("exit 1" if line is None else f"echo '{line}'" for line in (dmesg, journal))
+    programs = []
+    for line in (dmesg, journal):
+        if line is None:
+            programs.append("exit 1")
+        else:
+            programs.append(f"echo '{line}'")
     monkeypatch.setenv("PATH", kernel_log(tmp_path, *programs))
     messages = kernel_messages.since(1.0)
     assert unread in (messages.unavailable or "") and bool(messages.unavailable) == bool(unread)

@@ -103,7 +103,8 @@ def test_a_forked_process_writes_into_a_file_of_its_own(start, tmp_path):
     text = stacks.take_stacks(tree(process), folder(tmp_path))
     sections = text.split("## ")[1:]
     assert len(sections) == 2
-    assert all(section.count("in waits_for_the_gpu") == 1 for section in sections)
+    for section in sections:
+        assert section.count("in waits_for_the_gpu") == 1
 
 
 @pytest.mark.usefixtures("without_py_spy")

@@ -188,10 +188,11 @@ def behind(function: ast.FunctionDef, call):
 
 def functions_of(site: Path) -> dict[str, ast.FunctionDef]:
     trees = {name: ast.parse((site / file).read_text("utf-8")) for name, file in CALLED.items()}
-    return {
-        name: next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-        for name, tree in trees.items()
-    }
+    functions = {}
+    for name, tree in trees.items():
+        defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        functions[name] = next(node for node in defined if node.name == name)
+    return functions
 
 
 def arguments_anywhere(site: Path) -> dict[str, set[str]]:

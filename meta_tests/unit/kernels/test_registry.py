@@ -301,9 +301,15 @@ def test_every_argument_of_the_installed_flashinfer_is_there():
     """Every argument name that the provider passes exists in the real, installed FlashInfer."""
     folder = Path(importlib.util.find_spec("flashinfer").origin).parent
     texts = [file.read_text("utf-8") for file in folder.rglob("*.py")]
-    defining = [text for text in texts if any(f"def {name}(" in text for name, _ in since())]
+    defining = []
+    for text in texts:
+        if any(f"def {name}(" in text for name, _ in since()):
+            defining.append(text)
     arguments: dict[str, set[str]] = {}
-    for node in (node for text in defining for node in ast.walk(ast.parse(text))):
+    nodes = []
+    for text in defining:
+        nodes += ast.walk(ast.parse(text))
+    for node in nodes:
         if isinstance(node, ast.FunctionDef):
             names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
             arguments[node.name] = arguments.get(node.name, set()) | names

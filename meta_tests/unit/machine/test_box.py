@@ -165,7 +165,12 @@ def test_each_defect_degrades_the_box(fields, why):
 def test_readings_give_a_state(profile_of, before, after, load_during, state, why):
     """The state of the machine follows from a profile's requirements and two readings."""
     required = profile_of and profile.load(profile_of).box
-    readings = (fields if fields is None else reading(**fields) for fields in (before, after))
+    readings = []
+    for fields in (before, after):
+        if fields is None:
+            readings.append(fields)
+        else:
+            readings.append(reading(**fields))
     judgement = box_judgement.judge_machine(required, *readings, load_during=load_during)
     assert judgement.state is BoxState[state] and (why or "") in judgement.reason, judgement
 

@@ -8,12 +8,11 @@ from meta_tests.folders import ROOT
 from sm121.matrix import axes
 
 _BLOCK = re.compile(r"```\w+\n(.*?)```", re.S)
-EXAMPLES = {
-    f"{page.stem}-{number}": block
-    for page in sorted((ROOT / "docs").glob("*.md"))
-    for number, block in enumerate(_BLOCK.findall(page.read_text("utf-8")))
-    if "[axes." in block
-}
+EXAMPLES = {}
+for page in sorted((ROOT / "docs").glob("*.md")):
+    for number, block in enumerate(_BLOCK.findall(page.read_text("utf-8"))):
+        if "[axes." in block:
+            EXAMPLES[f"{page.stem}-{number}"] = block
 
 
 def test_two_pages_have_an_example():

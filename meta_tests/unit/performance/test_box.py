@@ -53,7 +53,9 @@ def at(*serving: Serving) -> list[str]:
 
 def driver(*gpus: set[int]) -> SimpleNamespace:
     """An NVML with several GPUs, each with the pids that compute on it."""
-    processes = [[SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids] for pids in gpus]
+    processes = []
+    for pids in gpus:
+        processes.append([SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids])
     return SimpleNamespace(
         NVMLError=OSError, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: len(gpus), nvmlDeviceGetHandleByIndex=lambda index: index,
@@ -217,7 +219,8 @@ def test_a_changed_machine_changes_earlier_decisions(
     decided = {test.id: test.verdict for test in ledger}
     assert [decided[name] for name in "ab"] == [*verdicts[:2]] and decided["c"] == "PASS"
     assert [test.message for test in ledger if message and message in test.message] or not message
-    assert not any("although" in line for line in remarks)
+    for line in remarks:
+        assert "although" not in line
 
 
 def test_a_faster_machine_and_nothing_that_failed_is_a_remark(run_box, monkeypatch):

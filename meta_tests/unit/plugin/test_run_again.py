@@ -44,7 +44,12 @@ def test_two_failures_of_an_attached_server_are_both_named(run_pytest, fault_ser
     _, run = run_pytest(
         "--arch=cpu", *options, "-m", "cpu", VERDICTS, "-k", "fail or parametrised or pass", "-q"
     )
-    redacted = [word if word != options[-1] else "[redacted]" for word in options]
+    redacted = []
+    for word in options:
+        if word != options[-1]:
+            redacted.append(word)
+        else:
+            redacted.append("[redacted]")
     assert words_of(run) == [
         *COMMAND, *tests, f"--benchmark-storage={run.report.parent / 'benchmarks'}",
         "-p", "no:cacheprovider", "--arch=cpu", *redacted, "-m", "cpu",
@@ -114,7 +119,10 @@ def session(*tests: TestReport, plan: str = "full", changes=()):
     return SimpleNamespace(run=run, settings=SimpleNamespace(plan=plan))
 
 
-FAILURES = [ended(f"tests/test_{level}.py::test_{at}") for level in "ab" for at in range(3)]
+FAILURES = []
+for level in "ab":
+    for at in range(3):
+        FAILURES.append(ended(f"tests/test_{level}.py::test_{at}"))
 
 
 @pytest.mark.parametrize(
@@ -180,9 +188,12 @@ def test_it_has_what_was_given(fault_server, run_pytest, tmp_path):
     test = f"{VERDICTS}::test_fail"
     log.write_text("it says nothing\n")
     options = (["--server-log", str(log)], ["--rounds=9"], ["-m", "cpu"])
+    words = []
+    for option in options:
+        words.extend(option)
     _, run = run_pytest(
         *("--arch=cpu", *fault_server().options, "-k", "fail or pass", "-q", "--engine=openai"),
-        *(word for option in options for word in option),
+        *words,
         *("--tb=short", test),
     )
     (failure,) = details.read_details(run.report).failures

@@ -10,7 +10,10 @@ from sm121.plugin import workers
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
 
 SCENARIOS = "meta_tests/whole/scenarios/spread.py"
-SPREAD = [f"{name}[{n}]" for name in ("test_spread", "test_in_order") for n in range(6)]
+SPREAD = []
+for name in ("test_spread", "test_in_order"):
+    for n in range(6):
+        SPREAD.append(f"{name}[{n}]")
 
 
 def decided(run) -> dict[str, str]:

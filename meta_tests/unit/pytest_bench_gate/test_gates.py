@@ -169,7 +169,8 @@ def test_failed_requests_pass_nothing(gate, run):
         gate("time", [math.inf] * 40, maximum=70)
     with pytest.raises(Unmet):
         gate("rate", [0.0] * 40, minimum=52)
-    assert all(stored.has_error for stored in run.config._benchmarksession.benchmarks)
+    for stored in run.config._benchmarksession.benchmarks:
+        assert stored.has_error
 
 
 def test_the_rounds_of_a_benchmark_are_judged_in_its_unit(run):
@@ -204,7 +205,7 @@ def test_a_rate_is_what_a_round_does_over_its_time(run):
     assert run.judged["tg32@d0"].estimate.value == pytest.approx(64.0)
     with pytest.raises(Unmet, match="at least 70 tok/s, got 64 tok/s"):
         timed(run, [0.5] * 40)("slow", minimum=70, per_round=32, unit="tok/s")
-    one_in_five_is_slow = [0.5 if number % 5 else 2.5 for number in range(2000)]
+    one_in_five_is_slow = [2.5, 0.5, 0.5, 0.5, 0.5] * 400
     with pytest.raises(Unmet, match=r"35\.56 tok/s over the whole time"):
         timed(run, one_in_five_is_slow)("many", minimum=52, per_round=32, unit="tok/s")
 

@@ -163,11 +163,14 @@ def test_an_a_b_measures_each_metric_of_a_shipped_file(file):
     """An A/B comparison measures each metric of the shipped files, at the first depth, which is 0
     in each shipped profile."""
     if file.stem == "phases":
-        criteria = [each for phase in PHASES for each in hypothesis.gate_behind(phase).criteria]
+        criteria = []
+        for phase in PHASES:
+            criteria.extend(hypothesis.gate_behind(phase).criteria)
     else:
         criteria = hypothesis.load(file).criteria
     metrics = [each.metric for each in criteria if each.metric is not None]
-    assert [name for name in metrics if "@" in name and not name.endswith("@d0")] == []
+    for name in metrics:
+        assert "@" not in name or name.endswith("@d0")
 
 
 def test_no_list_of_the_review_may_be_empty(tmp_path):

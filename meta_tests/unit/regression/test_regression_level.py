@@ -11,6 +11,14 @@ GOOD = {
 }
 
 
+def times(factor: float, samples: dict) -> dict:
+    """Return the samples of each metric, multiplied by a factor."""
+    changed = {}
+    for name, values in samples.items():
+        changed[name] = [value * factor for value in values]
+    return changed
+
+
 @pytest.fixture
 def level(run_pytest, fault_server, tmp_path):
     server = fault_server()
@@ -32,7 +40,7 @@ def test_the_level_on_a_stored_history(level, tmp_path):
     status, tests, run = level(GOOD, "--benchmark-autosave")
     assert status == 0, run.output
 
-    status, tests, run = level({name: [v * 0.99 for v in GOOD[name]] for name in GOOD})
+    status, tests, run = level(times(0.99, GOOD))
     assert status == 0 and tests["test_no_metric_is_worse"]["verdict"] == "PASS", run.output
     assert tests["test_no_metric_is_missing"]["verdict"] == "PASS"
 
@@ -54,9 +62,7 @@ def test_the_level_on_a_stored_history(level, tmp_path):
         for benchmark in stored["benchmarks"]:
             benchmark["extra_info"]["machine"].update(changed)
         file.write_text(json.dumps(stored))
-        status, tests, run = level(
-            {name: [v * 0.6 for v in GOOD[name]] for name in GOOD}, *arguments
-        )
+        status, tests, run = level(times(0.6, GOOD), *arguments)
         refused = tests["test_no_metric_is_worse"]
         assert status == 1 and refused["verdict"] == verdict, run.output
         assert why in refused["message"]
@@ -101,7 +107,7 @@ def test_the_run_that_is_named_does_not_hide_the_others(level):
         compared = [f"--benchmark-compare=000{number}"] if number else []
         status, tests, run = level(samples, "--benchmark-autosave", *compared)
         statuses.append(status)
-        samples = {name: [v * 0.955 for v in values] for name, values in samples.items()}
+        samples = times(0.955, samples)
     assert statuses == [0, 0, 1, 1], run.output
     refused = tests["test_no_metric_is_worse"]
     assert refused["verdict"] == "INVALID", refused

@@ -20,7 +20,11 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[st
     """Return the rows of a command's table."""
     assert cli.main(arguments) == 0
     _, *lines = capsys.readouterr().out.splitlines()
-    return {name.strip(): text for name, _, text in (line.partition("  ") for line in lines)}
+    rows = {}
+    for line in lines:
+        name, _, text = line.partition("  ")
+        rows[name.strip()] = text
+    return rows
 
 
 def test_a_log_on_standard_input_is_a_table(monkeypatch, capsys) -> None:

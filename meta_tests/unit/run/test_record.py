@@ -264,7 +264,9 @@ def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated)
 
     `more` are the waivers of the test, one per line; `facts` names some of `CAPITALS`."""
     facts = [CAPITALS[name] for name in facts]
-    loaded = [w for each in more for w in waivers.load(waiver_file(tmp_path, "t.py::t", more=each))]
+    loaded = []
+    for each in more:
+        loaded.extend(waivers.load(waiver_file(tmp_path, "t.py::t", more=each)))
     session = SimpleNamespace(settings=Settings(judging=GivenJudging(waivers=loaded)))
     finding = TestReport.of("t.py::t", "smoke", *facts)
     outcomes._waive(session, finding, None, report := SimpleNamespace())

@@ -116,7 +116,9 @@ def checks(level: str, number: int, *configurations: str) -> list[Check]:
 def test_without_timings_the_shipped_range_of_the_plan_is_used():
     bounds = durations.shipped_durations(CPU)
     levels = bounds.plans["quick"].levels
-    asked = [check for level in levels for check in checks(level, levels[level].checks, "float32")]
+    asked = []
+    for level in levels:
+        asked.extend(checks(level, levels[level].checks, "float32"))
     time = forecast.forecast_run(CPU, "quick", asked, CheckDurations()).time
     assert time.low == pytest.approx(
         bounds.start.seconds[0] + sum(x.seconds[0] for x in levels.values())
@@ -168,15 +170,16 @@ def ranged(number: int, low: float = 10.0, high: float = 20.0) -> Forecast:
     """Return checks with a range of durations each.
 
     The first one starts a server that usually takes 50 s."""
-    expected = [
-        ExpectedDuration(
-            Check(f"t{n}", "smoke"),
-            TimeRange(low, high),
-            timed=False,
-            starts={} if n else {"float32": TimeRange(40.0, 80.0)},
+    expected = []
+    for n in range(number):
+        expected.append(
+            ExpectedDuration(
+                Check(f"t{n}", "smoke"),
+                TimeRange(low, high),
+                timed=False,
+                starts={} if n else {"float32": TimeRange(40.0, 80.0)},
+            )
         )
-        for n in range(number)
-    ]
     return Forecast(expected, {"float32": 50.0})
 
 
@@ -346,7 +349,8 @@ def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_k
     assert seen[-1].time.high < 1.0, "nothing is left at the end"
     is_in_time = factor <= 1.0 and start_s <= 200.0
     if is_in_time:
-        assert not any(each.is_slower for each in seen)
+        for each in seen:
+            assert not each.is_slower
 
 
 @pytest.mark.parametrize("every_s", [1.0, 8.0, 30.0], ids=lambda seconds: f"{seconds:g}s")

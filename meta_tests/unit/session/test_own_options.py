@@ -5,12 +5,11 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.session import own_options
 
-WRONG = [
-    pytest.param(declared, text, id=f"{declared.name} {text[:40]}")
-    for declared in own_options.declarations()
-    if declared.value is not None
-    for text in declared.value.wrong
-]
+WRONG = []
+for declared in own_options.declarations():
+    if declared.value is not None:
+        for text in declared.value.wrong:
+            WRONG.append(pytest.param(declared, text, id=f"{declared.name} {text[:40]}"))
 
 
 @pytest.mark.parametrize(("declared", "text"), WRONG)

@@ -72,7 +72,8 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
         del test["unmet"]
     (folder / "verdict.json").write_text(json.dumps(run))
     trusted = trusted_runs.load(str(folder), tmp_path)
-    assert all(trusted.known(test) for test in a_run(*TESTS).tests[1:])
+    for test in a_run(*TESTS).tests[1:]:
+        assert trusted.known(test)
     assert trusted.known(a_run(*changed(2, "FAIL", replace(ORACLE, value=0.095))).tests[2]) is None
 
 

@@ -24,11 +24,11 @@ def preempted(blocks: int, block: int, *, chunk: int, load: cache.Pressure, stre
     admitted = 0
     for _ in range(10**6):
         reading = admitted - 1 if admitted and read[admitted - 1] < load.prompt else None
-        used = sum(
-            held(read[n] + made[n], chunk if n == reading else 0)
-            for n in range(admitted)
-            if made[n] < load.answer
-        )
+        sizes = []
+        for n in range(admitted):
+            if made[n] < load.answer:
+                sizes.append(held(read[n] + made[n], chunk if n == reading else 0))
+        used = sum(sizes)
         if used > free_of:
             return True
         if all(tokens >= load.answer for tokens in made):

@@ -32,8 +32,12 @@ def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
     """Return the parts of a start with which the release was not executed."""
     pairs = data.values(arguments)
     answers = [(answer.kind, data.values(answer.arguments)) for answer in release.answers]
-    options = {name for kind, others in answers if kind == "option" for name in others}
-    options |= {name for kind in data.DECIDING for name in data.deciding(kind, pairs)}
+    options = set()
+    for kind, others in answers:
+        if kind == "option":
+            options.update(others)
+    for kind in data.DECIDING:
+        options.update(data.deciding(kind, pairs))
     unknown = []
     for name in pairs:
         if name not in options and not name.startswith(_OF_A_DRAFTER):

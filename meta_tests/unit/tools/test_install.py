@@ -187,7 +187,8 @@ def test_an_index_of_pips_without_torch_is_helped_by_pytorchs(calls):
     status, made = calls("global.index-url='https://a/simple'", UV_ENDS="1", UV_WANTS=TORCH)
     assert status == 0 and len(made) == 2
     assert TORCH not in made[0] and f"--index {TORCH}" in made[1]
-    assert all("--default-index https://a/simple" in line for line in made)
+    for line in made:
+        assert "--default-index https://a/simple" in line
 
 
 @pytest.mark.parametrize("variables", [{"UV_ENDS": "2"}, {"UV_ENDS": "0", "UV_IS_THERE": "1"}])

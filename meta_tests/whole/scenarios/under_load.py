@@ -20,9 +20,10 @@ def victim(conformance) -> int:
     which = os.environ["SM121_META_VICTIM"]
     if which == "api":
         return json.loads(managed.launch.log.with_suffix(".status.json").read_text())["pid"]
-    processes = [
-        p for p in managed.launch.processes() if any(NAMES[which] in part for part in shown(p))
-    ]
+    processes = []
+    for p in managed.launch.processes():
+        if any(NAMES[which] in part for part in shown(p)):
+            processes.append(p)
     return processes[0].pid
 
 
