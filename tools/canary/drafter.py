@@ -14,13 +14,13 @@ requests them.
 
 import argparse
 import hashlib
-import json
 import math
 import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -352,6 +352,11 @@ def _learn(
     return average
 
 
+def _shipped() -> bytes:
+    """Return the weights of the canary that the suite ships."""
+    return (files("sm121.fixtures") / "canary" / "weights.safetensors").read_bytes()
+
+
 def _teacher(weights: bytes) -> tuple[Student, Encoder]:
     """Return the canary as it is shipped, without gradients, and its tokens."""
     from safetensors.numpy import load
@@ -387,6 +392,23 @@ def _unseen(data: dict[str, Any], encoder: Encoder) -> list[Batch]:
     return [make_batch(corpus, encoder, 8, 512 if n % 3 == 2 else 256) for n in range(6)]
 
 
+def _held_out_and_learnt(data: dict[str, Any], seed: int) -> tuple[list[Answer], list[Answer]]:
+    """Return the canary's answers to short prompts: those for evaluation, and those to learn."""
+    short = [one for one in _answers(_prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
+    return short[:_HELD_OUT], short[_HELD_OUT:]
+
+
+def _sampled(learnt: Sequence[Answer], encoder: Encoder, chance: random.Random) -> Batch:
+    """Return a batch of twelve answers."""
+    return _answered(chance.sample(learnt, 12), encoder)
+
+
+def _documents(corpus: Corpus, encoder: Encoder, step: int) -> Callable[[], Batch]:
+    """Return a function that makes the batch of documents of one step."""
+    size = (4, 512) if step % 6 == 5 else (8, 256)
+    return lambda: make_batch(corpus, encoder, *size)
+
+
 def train(
     out_file: Path,
     *,
@@ -419,48 +441,33 @@ def train(
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     began = time.monotonic()
-    shipped = (files("sm121.fixtures") / "canary" / "weights.safetensors").read_bytes()
-    student, encoder = _teacher(shipped)
+    student, encoder = _teacher(_shipped())
     data = load_corpus()
     corpus = Corpus(data, seed)
-    chance = random.Random(seed)
     drafter = _beginner(student, len(encoder.tokens), seed, start)
-
-    def documents(step: int) -> Callable[[], Batch]:
-        size = (4, 512) if step % 6 == 5 else (8, 256)
-        return lambda: make_batch(corpus, encoder, *size)
-
+    documents = partial(_documents, corpus, encoder)
     if start is None:
         _learn(drafter, student, [documents(n) for n in range(steps)], rate, progress)
         _save(drafter, encoder, out_file)
-    short = [one for one in _answers(_prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
-    held_out = short[:_HELD_OUT]
-    learnt = short[_HELD_OUT:]
+    held_out, learnt = _held_out_and_learnt(data, seed)
     progress(f"{len(learnt)} answers of {ANSWER_TOKENS} tokens to learn from")
     judged = [_answered(held_out[n : n + 12], encoder) for n in range(0, len(held_out), 12)]
-    unseen = _unseen(data, encoder)
-
-    def spoken(step: int) -> Callable[[], Batch]:
-        if step % 4 == 3:
-            return documents(step)
-        return lambda: _answered(chance.sample(learnt, 12), encoder)
-
     progress(f"accepted of answers, by position: {_evaluate(drafter, student, judged)}")
-    loss = _learn(drafter, student, [spoken(n) for n in range(answer_steps)], answer_rate, progress)
+    answers = partial(_sampled, learnt, encoder, random.Random(seed))
+    batches = [documents(n) if n % 4 == 3 else answers for n in range(answer_steps)]
+    loss = _learn(drafter, student, batches, answer_rate, progress)
     _save(drafter, encoder, out_file)
     recipe = {"steps": steps, "answer_steps": answer_steps, "seed": seed, "rate": rate}
-    manifest = write_manifest(
+    return write_manifest(
         out_file,
         {**recipe, "answer_rate": answer_rate, "guesses": GUESSES},
-        canary_sha256=hashlib.sha256(shipped).hexdigest(),
+        canary_sha256=hashlib.sha256(_shipped()).hexdigest(),
         start_sha256=hashlib.sha256(start.read_bytes()).hexdigest() if start else None,
         seconds=round(time.monotonic() - began),
         training_loss=round(loss, 5),
-        accepted_of_documents=_evaluate(drafter, student, unseen),
+        accepted_of_documents=_evaluate(drafter, student, _unseen(data, encoder)),
         accepted_of_answers=_evaluate(drafter, student, judged),
     )
-    progress(json.dumps(manifest))
-    return manifest
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 from packaging.version import Version
 
 from sm121.core import profile as profiles
+from sm121.core.engine_settings import Configuration
 from tools.choices import data, page, releases
 
 ROOT = Path(__file__).parents[2]
@@ -168,10 +169,7 @@ def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> li
     else:
         parts = list(PARTS)
         single = options(own)
-        taken = {}
-        for n, all_ in profile.configurations.items():
-            if c := all_.at(version):
-                taken[n] = c
+        taken = _configurations(profile, version)
         for configuration in taken.values():
             given = options(list(configuration.arguments))
             for kind in data.DECIDING:
@@ -194,6 +192,16 @@ def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> li
         for option in single:
             put("option", "cubins", option, parse_only=True)
     return [{**case, "name": str(number)} for number, case in enumerate(asked)]
+
+
+def _configurations(profile: profiles.Profile, version: str) -> dict[str, Configuration]:
+    """Return the profile's configurations for a release, by name."""
+    taken = {}
+    for name, releases_of_it in profile.configurations.items():
+        configuration = releases_of_it.at(version)
+        if configuration:
+            taken[name] = configuration
+    return taken
 
 
 def _decides(option: list[str]) -> bool:
@@ -241,10 +249,7 @@ def ask(
         model(folder)
         asked = cases(release.version, toolkit(folder), folder, flashinfer)
         installed = metadata.packages_distributions().items()
-        packages = []
-        for name, of in installed:
-            if "flashinfer-python" in of:
-                packages.append(name)
+        packages = [name for name, of in installed if "flashinfer-python" in of]
         job = {
             "packages": packages,
             "path": [str(release.folder), str(kernels.folder)],

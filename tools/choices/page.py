@@ -144,12 +144,7 @@ def write(known: Sequence[Release], page: Path) -> None:
     out += ["", "## KV layouts", "", "By `VLLM_KV_CACHE_LAYOUT`, with FlashInfer's cubins.", ""]
     out += ["| attention | release | taken as | refused |", "| --- | --- | --- | --- |"]
     for backend in ("FLASHINFER", "TRITON_ATTN"):
-        seen = []
-        for r in releases:
-            for a in r["answers"]:
-                if a.get("attention") == backend and a.get("layouts"):
-                    seen.append((r["version"], " / ".join((_layouts(a), _refused_layouts(a)))))
-        for versions, text in _runs(seen):
+        for versions, text in _runs(_seen_layouts(releases, backend)):
             taken, refused = text.split(" / ")
             out.append(f"| {backend} | {_span(versions)} | {taken} | {_cell(refused)} |")
     out += ["", "## Releases", ""]
@@ -167,6 +162,17 @@ def write(known: Sequence[Release], page: Path) -> None:
     out += ["", "## Lines", "", "What they log of it; `fixtures/signatures` must know them.", ""]
     out += ["| line | release |", "| --- | --- |", *_lines(releases)]
     page.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+def _seen_layouts(releases: list[dict[str, Any]], backend: str) -> list[tuple[str, str]]:
+    """Return each release that used the backend, with the KV layouts it took and refused."""
+    seen = []
+    for release in releases:
+        for answer in release["answers"]:
+            if answer.get("attention") == backend and answer.get("layouts"):
+                layouts = " / ".join((_layouts(answer), _refused_layouts(answer)))
+                seen.append((release["version"], layouts))
+    return seen
 
 
 def _lines(releases: list[dict[str, Any]]) -> list[str]:

@@ -355,12 +355,7 @@ def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
     ],
 )
 def test_a_truncated_kernel_log_proves_nothing(tmp_path, monkeypatch, dmesg, journal, unread):
-    programs = []
-    for line in (dmesg, journal):
-        if line is None:
-            programs.append("exit 1")
-        else:
-            programs.append(f"echo '{line}'")
+    programs = ["exit 1" if line is None else f"echo '{line}'" for line in (dmesg, journal)]
     monkeypatch.setenv("PATH", kernel_log(tmp_path, *programs))
     messages = kernel_messages.since(1.0)
     assert unread in (messages.unavailable or "") and bool(messages.unavailable) == bool(unread)
