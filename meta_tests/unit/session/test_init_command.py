@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import re
 import shutil
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ from sm121.evidence.log_start import LogStart
 from sm121.machine import roofline
 from sm121.measure.measurement import Measurement
 from sm121.measure.statistics import Estimate
-from sm121.session import profile_draft, served_facts
+from sm121.session import fingerprinting, profile_draft, served_facts
 from sm121.session.known_answers import KnownAnswers
 from sm121.session.profile_draft import Draft
 
@@ -106,6 +107,24 @@ def test_the_exam_has_what_was_right_in_three_rounds(written):
     # The answer about Peru was wrong in the third round, so its question is missing. Two exams ask
     # about Norway.
     assert ids == ["capital-of-norway", "capital-of-spain", "capital-of-norway-2"]
+
+
+def test_a_profile_and_its_exam_can_be_moved_together(written, tmp_path):
+    """The profile of the other folder also has the same digest in a fingerprint."""
+    with another_model() as url:
+        before = written(url)[1]
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for name in ("mine.toml", "mine.exam.jsonl"):
+        (tmp_path / name).rename(folder / name)
+    moved = profile.load(str(folder / "mine.toml"))
+    file = folder / "mine.exam.jsonl"
+    assert Path(moved.correctness.exam) == file
+    digest = fingerprinting.profile_digest(moved)
+    (tmp_path / "mine.exam.jsonl").write_bytes(file.read_bytes())
+    assert fingerprinting.profile_digest(before) == digest
+    file.write_text(file.read_text("utf-8") + '{"prompt": "1, 2,", "begins": " 3"}\n', "utf-8")
+    assert fingerprinting.profile_digest(moved) != digest, "another exam"
 
 
 def test_the_golden_bound_is_the_measured_one(draft, tmp_path):

@@ -1,5 +1,6 @@
-"""Data files that extend another data file."""
+"""Data files that name another data file: the file that they extend, or an exam."""
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -73,3 +74,16 @@ def _merged(model: Any, before: Any, own: Any) -> Any:
 
 def _metric(entry: Any) -> str | None:
     return entry.get("metric") if isinstance(entry, dict) else None
+
+
+def find_exam(table: dict[str, Any], folder: Path) -> None:
+    """Replace the path of a profile's exam by its absolute path if it is relative to a folder.
+
+    Args:
+        table: The table of the profile, which is modified in place.
+        folder: The folder of the profile.
+    """
+    correctness = table.get("correctness")
+    exam = correctness.get("exam") if isinstance(correctness, dict) else None
+    if isinstance(exam, str) and exam.endswith(".jsonl") and (folder / exam).is_file():
+        table["correctness"]["exam"] = str((folder / exam).absolute())

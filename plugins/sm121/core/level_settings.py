@@ -179,7 +179,7 @@ class Band(Statement):
 class Correctness(DataTable):
     """The prompts of the correctness level, and their tolerances."""
 
-    #: The exam: the name of a file in ``fixtures/exams``, or a path.
+    #: The exam: the name of a file in ``fixtures/exams``, or a path from the profile's folder.
     exam: str = Field(min_length=1)
     chats: tuple[Chat, ...] = ()
     chat_format: ChatFormat = ChatFormat()

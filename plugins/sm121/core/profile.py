@@ -459,6 +459,7 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
     ``children`` are the files that extend the profile, directly or not; the outermost first.
     """
     table, origin = data_file.chosen_table(name_or_path, "profiles", what, "profile")
+    extending.find_exam(table, Path(name_or_path).parent)
     if "extends" not in table and "without" not in table:
         return data_file.validated(table, origin, Profile)
     key = f"{origin}: key extends:"

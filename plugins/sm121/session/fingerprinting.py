@@ -73,7 +73,7 @@ def fingerprint_of(
         environment = _shown_environment(session, variables)
     name_and_version = [run.record.file.engine.name, run.record.file.engine.version]
     return Fingerprint(
-        profile=digest.of_value(chosen.model_dump(mode="json")),
+        profile=profile_digest(chosen),
         profile_shipped=is_shipped(chosen, run.target.engine),
         extends=chosen.extends,
         plan=settings.plan,
@@ -92,6 +92,21 @@ def fingerprint_of(
         model=model,
         machine=this_machine.identity(host_of(settings.base_url)),
     )
+
+
+def profile_digest(chosen: profile.Profile) -> str:
+    """Return the digest of a profile.
+
+    It depends on the contents of the exam's file, and not on the folder of this file.
+
+    Args:
+        chosen: The profile.
+    """
+    values = chosen.model_dump(mode="json")
+    file = Path(chosen.correctness.exam)
+    if file.is_file():
+        values["correctness"]["exam"] = digest.of_files(file.parent, [file])
+    return digest.of_value(values)
 
 
 def _axes(settings: Settings, chosen: profile.Profile) -> str | None:

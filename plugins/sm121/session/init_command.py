@@ -99,7 +99,7 @@ def run(request: InitRequest, say: Say) -> list[Path]:
     with _server(request, arch, say) as (server, can):
         draft = _draft(request, server, can, arch, say)
     write_text(draft.exam(), exam)
-    write_text(draft.text(str(exam.absolute())), request.output)
+    write_text(draft.text(exam.name), request.output)
     if draft.facts.chat.refusal:
         say(
             "chats: the server refuses them, and no file on this machine shows whether the model "
