@@ -64,6 +64,25 @@ def test_a_log_without_lines_of_requests_is_not_proven(attach):
     assert "--disable-uvicorn-access-log" in server.why_no_log
 
 
+@pytest.mark.parametrize(
+    ("engine", "advice"),
+    [
+        pytest.param("llama-cpp", "let the suite start it: --engine llama-cpp", id="llama-server"),
+        pytest.param("vllm", "docker logs -f NAME", id="vLLM"),
+    ],
+)
+def test_the_advice_about_a_log_without_requests_is_possible(engine, advice, monkeypatch, tmp_path):
+    """No option makes llama-server log its requests."""
+    log = tmp_path / "server.log"
+    log.write_text("build_info: b11434\n", "utf-8")
+    monkeypatch.setattr(attached_log, "_send_marked", lambda _endpoint, _mark: None)
+    monkeypatch.setattr(attached_log, "_WRITTEN_WITHIN_S", 0.0)
+    endpoint = Endpoint("http://127.0.0.1:9", "key", "mine")
+    doubt = attached_log._does_not_grow(endpoint, log, KernelPath(), engine)
+    assert doubt is not None and advice in doubt.text
+    assert ("vLLM" in doubt.text) == (engine == "vllm")
+
+
 @pytest.mark.parametrize("zone_of_server", ["UTC", "<-09>9"])
 def test_a_start_is_read_in_utc_and_in_the_zone_of_the_suite(
     attach, in_zone, monkeypatch, zone_of_server

@@ -49,6 +49,13 @@ _HOW_TO_FOLLOW = (
     "-f NAME 2>&1 | sm121 run ... --server-log -, or the file that the server writes (vLLM: not "
     "with --disable-uvicorn-access-log)"
 )
+#: Advice by engine, in place of the advice above. llama-server logs no requests.
+_HOW_BY_ENGINE = {
+    "llama-cpp": (
+        "llama-server logs no requests, so omit the log, or let the suite start it: --engine "
+        "llama-cpp --engine-binary PATH"
+    )
+}
 #: The maximum number of new bytes of the log to read.
 _LARGEST_GROWTH_BYTES = 8 << 20
 
@@ -93,7 +100,7 @@ def doubt(server: Server, can: Capabilities, log: Path, name: str) -> Doubt | No
             _wrong_release(path, can)
             or _wrong_model(path, server.endpoint)
             or _wrong_start(path, server.endpoint, log)
-            or _does_not_grow(server.endpoint, log, path)
+            or _does_not_grow(server.endpoint, log, path, can.engine)
         )
     except OSError as error:
         reason = _Reason(f"it cannot be read: {error.strerror or error}")
@@ -191,7 +198,7 @@ def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
         yield raw.decode("utf-8", "replace")
 
 
-def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> _Reason | None:
+def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath, engine: str) -> _Reason | None:
     """Send requests with a mark, and search for it in the new lines of the log."""
     mark = f"sm121-{uuid.uuid4().hex}"
     size_before = log.stat().st_size
@@ -202,6 +209,7 @@ def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> _Reason |
         return _Reason(f"the server answered no request of the suite ({why})")
     if not until(lambda: mark in _written(log, size_before), _WRITTEN_WITHIN_S, every_s=0.05):
         how = _HOW if log.stat().st_size > size_before else _HOW_TO_FOLLOW
+        how = _HOW_BY_ENGINE.get(engine, how)
         return _Reason(
             f"it got no line about the requests that the suite sent to {endpoint.base_url}; {how}"
         )
