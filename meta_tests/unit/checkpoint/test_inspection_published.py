@@ -29,14 +29,13 @@ _PACKED = "_blocks"
                 ("draft", "bfloat16"): ("layer 61", 4),
             },
         ),
-        pytest.param(
+        (
             "GLM-5.1-NVFP4",
             {
                 ("experts", "nvfp4"): ("layers 3 to 77", 75 * 256 * 3),
                 ("mlp", "bfloat16"): ("layers 0 to 2", 9),
                 ("draft", "bfloat16"): ("layer 78", 781),
             },
-            marks=pytest.mark.slow("233,345 tensors; another NVFP4 checkpoint is read beside it"),
         ),
         ("Meta-Llama-3-70B-Instruct-AWQ", {("mlp", "int4"): ("layers 0 to 79", 240)}),
         ("Qwen/Qwen3-8B", {("mlp", "bfloat16"): ("layers 0 to 35", 108)}),
