@@ -20,6 +20,8 @@ from packaging.version import Version
 
 from sm121.checkpoint import vocabulary
 from sm121.cli.command import progress
+from sm121.core.node_id import name_of
+from sm121.core.unmet import facts_text
 from sm121.core.verdict import Verdict
 from sm121.engines import capabilities, registry
 from sm121.engines.protocol import ChecksArguments
@@ -53,7 +55,6 @@ _LONGEST_S = 3600
 _SPECULATION = {"drafts", "draft_tokens", "accepted_tokens"}
 _FACTS = ("attention", "moe", "kv_layout", "dtype", "speculative", "prefix_caching", "cuda_graphs")
 _LONGEST = 240
-_NOT_SHOWN = "does not show it"
 
 
 def main() -> int:
@@ -98,14 +99,29 @@ def judge_release(release: str, state: Path) -> dict[str, Any]:
         return found
     began = time.monotonic()
     run = _pytest(state / release / "report", *typed, *options, *_CHECKS)
-    known = ("a known deviation of", "a bug is known of")
-    return found | {
-        "asked": _plain(" ".join(options)),
+    return (
+        found
+        | results(run)
+        | {
+            "asked": _plain(" ".join(options)),
+            "minutes": round((time.monotonic() - began) / 60, 1),
+        }
+    )
+
+
+def results(run: VerdictFile) -> dict[str, Any]:
+    """Return what the page shows of a run's checks: failures, deviations, and ranges to close."""
+    deviations: list[str] = []
+    mended: list[str] = []
+    for test in run.tests:
+        deviations += map(_plain, test.symptoms)
+        mended += map(_plain, test.mended)
+    return {
         "verdict": run.verdict.value,
-        "minutes": round((time.monotonic() - began) / 60, 1),
         "passed": sum(level.passed for level in run.levels.values()),
         "failed": _failed(run),
-        "remarks": [_plain(line) for line in run.remarks if any(part in line for part in known)],
+        "deviations": deviations,
+        "mended": mended,
     }
 
 
@@ -205,9 +221,8 @@ def _failed(run: VerdictFile) -> list[dict[str, str]]:
     for test in run.tests:
         if test.counted is Verdict.FAIL:
             row = {"test": test.id, "severity": test.severity.value}
-            known = test.known_bug or ""
-            seen = test.message.removesuffix(f"; known bug of {known}")
-            failed.append({**row, "message": _plain(seen), "known": known})
+            seen = facts_text(test.unmet) or test.message
+            failed.append({**row, "message": _plain(seen), "known": test.known_bug or ""})
     return failed
 
 
@@ -236,12 +251,11 @@ def page(known: dict[str, Any]) -> str:
         autoescape=select_autoescape(["html"]),
     )
     environment.filters["cell"] = _cell
-    environment.tests["deviation_seen"] = lambda line: _NOT_SHOWN not in line
+    environment.filters["name_of"] = name_of
     mended = []
     for release, row in rows:
-        for line in row.get("remarks", ()):
-            if _NOT_SHOWN in line:
-                mended.append((release, line))
+        for line in row.get("mended", ()):
+            mended.append((release, line))
     return environment.get_template("versions.md.j2").render(
         known=rows,
         bugs=file.bugs,

@@ -123,6 +123,7 @@ def test_a_known_deviation_is_excused_until_it_is_mended(name):
 def test_a_deviation_that_is_mended_asks_to_be_removed():
     excused: list[list[str]] = []
     symptoms: list[str] = []
+    mended: list[str] = []
 
     def remarks(name: str, reply: Exchange, version: str = "0.40.0") -> list[str]:
         lines: list[str] = []
@@ -131,6 +132,7 @@ def test_a_deviation_that_is_mended_asks_to_be_removed():
         judge(case(name))
         excused.append(judge.excused)
         symptoms.extend(judge.symptoms)
+        mended.extend(judge.mended)
         return lines
 
     (remark,) = remarks("wrong-key", answer(401, ERROR))
@@ -144,6 +146,7 @@ def test_a_deviation_that_is_mended_asks_to_be_removed():
     assert excused == [[], ["wrong-key: no_error_object"]], "what a trusted run is asked about"
     assert remarks("negative-max-tokens", answer(400, ERROR)) == []
     assert remarks("wrong-key", answer(401, ERROR), "0.11.0") == []
+    assert mended == [remark]
 
 
 def test_the_end_token_of_a_choice_is_known_from_where_the_grammar_allows_it():

@@ -214,6 +214,8 @@ class Judge:
     excused: list[str] = field(default_factory=list)
     #: The result of all cases: one line for each excused deviation, with its symptom.
     symptoms: list[str] = field(default_factory=list)
+    #: The result of all cases: one line for each known deviation that did not occur.
+    mended: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:
         """Judge one case.
@@ -276,11 +278,13 @@ class Judge:
             self.excused.append(f"{deviation.case}: {deviation.kind}")
             self.symptoms.append(f"{deviation.case}: a known deviation of {release}: {symptom}")
         else:
-            self.remark(
+            line = (
                 f"{deviation.case}: {deviation.kind} is a known deviation of {release}, but "
                 f"{engine.version} does not show it: end the range of versions in "
                 f"fixtures/engines/{engine.file.name}.toml"
             )
+            self.mended.append(line)
+            self.remark(line)
 
 
 def _judge_answer(case: Case, exchange: Exchange) -> _Found | None:

@@ -26,7 +26,7 @@ from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
 from sm121.engines.endings import StopReport
 from sm121.evidence.kernel_path import KernelPath
-from sm121.plugin.stash import DEVIATIONS, SESSION, SYMPTOMS
+from sm121.plugin.stash import DEVIATIONS, MENDED, SESSION, SYMPTOMS
 from sm121.run.configurations import Configurations
 from sm121.run.events import EngineShown
 from sm121.run.paths import KernelPaths
@@ -332,7 +332,7 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
     """Judges the server by one case of ``fixtures/api/cases.toml``.
 
     Args:
-        request: The test, whose stash gets the deviations that the judge excuses.
+        request: The test, whose stash gets the deviations that the judge excuses or does not find.
         conformance: The run, whose report gets the judge's remarks.
         api: The API of the server under test.
     """
@@ -341,7 +341,8 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
     kept = request.node.stash
     excused = kept.setdefault(DEVIATIONS, [])
     symptoms = kept.setdefault(SYMPTOMS, [])
-    return Judge(api, remark, answered, excused=excused, symptoms=symptoms)
+    mended = kept.setdefault(MENDED, [])
+    return Judge(api, remark, answered, excused=excused, symptoms=symptoms, mended=mended)
 
 
 @pytest.fixture

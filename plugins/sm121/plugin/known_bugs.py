@@ -7,7 +7,7 @@ import pytest
 
 from sm121.core.unmet import Fact
 from sm121.engines import capabilities
-from sm121.plugin.stash import ID
+from sm121.plugin.stash import ID, MENDED
 from sm121.session.session import Session
 
 
@@ -45,6 +45,8 @@ def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
 def remark_mended(session: Session, item: pytest.Item) -> None:
     """Add a remark if the test of a known bug passes, although no fixed version is known yet.
 
+    The remark is also in the result of the test (`mended`).
+
     Args:
         session: The run.
         item: The passed test.
@@ -53,9 +55,10 @@ def remark_mended(session: Session, item: pytest.Item) -> None:
     for bug in _bugs(session, item):
         if not bug.mended_by(item.stash[ID]):
             continue
-        session.run.record.remark(
+        line = (
             f"{item.stash[ID]}: a bug is known of {engine.name} {bug.versions}, and "
             f"{engine.version} does not show it ({bug.what}): end the range of versions in "
-            f"fixtures/engines/{engine.name}.toml",
-            at_once=False,
+            f"fixtures/engines/{engine.name}.toml"
         )
+        item.stash.setdefault(MENDED, []).append(line)
+        session.run.record.remark(line, at_once=False)

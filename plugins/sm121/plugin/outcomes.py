@@ -19,7 +19,7 @@ from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.performance.recorder import Recorded
 from sm121.plugin import known_bugs
-from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
+from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, MENDED, SYMPTOMS
 from sm121.run.events import Decided
 from sm121.run.ledger import stands
 from sm121.run.verdict_file import JudgedKernel, TestReport
@@ -144,6 +144,7 @@ def update_verdict(
         finding.metrics = [one.measurement.name for one in _recorded(session, item)]
         finding.deviations = item.stash.get(DEVIATIONS, None)
         finding.symptoms = item.stash.get(SYMPTOMS, [])
+        finding.mended = item.stash.get(MENDED, [])
         session.run.record.emit(Decided(finding))
     report.user_properties.append(("verdict", finding.verdict.value))
 

@@ -28,5 +28,7 @@ MEASURED = pytest.StashKey[int]()
 DEVIATIONS = pytest.StashKey[list[str]]()
 #: One line for each deviation in `DEVIATIONS`, which describes how the deviation appeared.
 SYMPTOMS = pytest.StashKey[list[str]]()
+#: One line for each known bug and known deviation of the engine that did not occur in the test.
+MENDED = pytest.StashKey[list[str]]()
 #: The number of servers that had been started when the test began.
 STARTS = pytest.StashKey[int]()

@@ -98,6 +98,9 @@ class TestReport(Record):
     failures; null if the test looks for none."""
     symptoms: list[str] = Field(default_factory=list)
     """The symptom of each deviation in ``deviations``, in one line."""
+    mended: list[str] = Field(default_factory=list)
+    """The known bugs and deviations of this engine's version that did not occur in the test, each
+    in one line."""
     known_bug: str | None = None
     """The known bug of the engine that explains the failure, with its versions and its link."""
 
