@@ -267,7 +267,8 @@ def test_a_check_that_takes_much_longer_has_a_lower_bound():
 
 
 def test_without_durations_no_remaining_time_is_shown():
-    assert Remaining(forecast.counted([("a", "smoke")])).shown(0.0) is None
+    unknown = Forecast([ExpectedDuration(Check("a", "smoke"), None, timed=False)])
+    assert Remaining(unknown).shown(0.0) is None
 
 
 def test_every_shipped_profile_has_its_durations():

@@ -81,9 +81,9 @@ def count_left_out(
     asked = [item for item in items if LEVEL in item.stash]
     larger = []
     for name in [*target.profile.plans, FULL]:
-        checks = len(planning.tests_of(config, name))
-        if name != plan and checks > len(asked):
-            larger.append(LargerPlan(name, checks, planning.minutes(config, name)))
+        planned = planning.plan_time(config, target, name, items)
+        if planned.checks > len(asked):
+            larger.append(LargerPlan(name, planned.checks, planned.time))
     config.stash[LEFT_OUT] = LeftOut(plan, len(left), tuple(larger))
     return config.stash[LEFT_OUT]
 

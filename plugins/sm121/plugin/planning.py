@@ -79,43 +79,33 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
     return text.splitlines()
 
 
-def minutes(config: pytest.Config, name: str) -> str | None:
-    """Return how long a plan of the profile takes, as "about 30 min" or "25 to 40 min".
+def plan_time(
+    config: pytest.Config, chosen: Target, name: str, items: Sequence[pytest.Item]
+) -> run_plan.PlanTime:
+    """Return the number of checks of a plan, and how long they take.
 
-    Args:
-        config: The configuration of pytest. The plan selects from its collected tests.
-        name: The name of the plan.
-
-    Returns:
-        The duration, by earlier runs on this machine or else by the durations that the suite
-        ships; None if neither is known.
-    """
-    chosen = config.stash.get(TARGET, None)
-    if chosen is None or chosen.profile is None:
-        return None
-    time = _forecast(config, chosen, name, tests_of(config, name)).time
-    if time is not None:
-        return str(time)
-    return None
-
-
-def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
-    """Return the tests that a plan would select, with the options of the run.
+    A check takes as long as in the last run on this machine. The suite ships a range for the other
+    checks of its profiles.
 
     Args:
         config: The configuration of pytest.
+        chosen: The target, with a profile.
         name: The name of the plan.
+        items: The selected tests. They are used if the plan is that of the run; another plan
+            selects from the collected tests.
     """
-    chosen = config.stash[TARGET]
-    if chosen.profile is None:
-        return []
-    tests = []
-    for item in config.stash.get(COLLECTED, ()):
-        if LEVEL not in item.stash:
-            continue
-        if selection.left_out_as(config, item, chosen.profile, name) is None:
-            tests.append(item)
-    return tests
+    if name == config.stash[SETTINGS].plan:
+        tests = [item for item in items if LEVEL in item.stash]
+    else:
+        tests = _tests_of(config, chosen, name)
+    expected = _forecast(config, chosen, name, tests)
+    return run_plan.PlanTime(
+        name=name,
+        checks=len(expected.expected),
+        timed=expected.timed,
+        levels={level: _text(forecast.total(checks)) for level, checks in expected.levels.items()},
+        time=_text(expected.time),
+    )
 
 
 def of_collected(config: pytest.Config, items: Sequence[pytest.Item]) -> RunPlan:
@@ -200,7 +190,7 @@ def _planned_target(
         nodes=_spanned_nodes(settings, profile),
         facts=facts,
         problem=timing.known(config, chosen, settings.plan).problem,
-        plans=[_plan_time(config, chosen, name, items) for name in plans],
+        plans=[plan_time(config, chosen, name, items) for name in plans],
         shipped=_shipped_times(profile, plans),
     )
 
@@ -221,22 +211,16 @@ def _spanned_nodes(settings: Settings, profile: Profile) -> run_plan.SpannedNode
     )
 
 
-def _plan_time(
-    config: pytest.Config, chosen: Target, name: str, items: Sequence[pytest.Item]
-) -> run_plan.PlanTime:
-    """Return how long a plan takes. `items`: the tests of the plan of this run."""
-    if name == config.stash[SETTINGS].plan:
-        tests = [item for item in items if LEVEL in item.stash]
-    else:
-        tests = tests_of(config, name)
-    expected = _forecast(config, chosen, name, tests)
-    return run_plan.PlanTime(
-        name=name,
-        checks=len(expected.expected),
-        timed=expected.timed,
-        levels={level: _text(forecast.total(checks)) for level, checks in expected.levels.items()},
-        time=_text(expected.time),
-    )
+def _tests_of(config: pytest.Config, chosen: Target, name: str) -> list[pytest.Item]:
+    """Return the tests that a plan would select, with the options of the run."""
+    assert chosen.profile is not None
+    tests = []
+    for item in config.stash.get(COLLECTED, ()):
+        if LEVEL not in item.stash:
+            continue
+        if selection.left_out_as(config, item, chosen.profile, name) is None:
+            tests.append(item)
+    return tests
 
 
 def _text(time: TimeRange | None) -> str | None:

@@ -169,14 +169,3 @@ def _expected(
         return ExpectedDuration(check, TimeRange.of(timed_s), timed=True, starts=starts)
     time = bounds.each if bounds is not None else None
     return ExpectedDuration(check, time, timed=False, starts=starts)
-
-
-def counted(tests: Iterable[tuple[str, str]]) -> Forecast:
-    """Make a forecast without durations, which only counts the checks.
-
-    Args:
-        tests: The ids and levels of the checks.
-    """
-    return Forecast(
-        [ExpectedDuration(Check(name, level), None, timed=False) for name, level in tests]
-    )

@@ -101,16 +101,6 @@ class Remaining:
                 self._starters[name].remove(check)
             self._started.update(ended.starts)
 
-    def scaled(self, time: TimeRange, now: float) -> TimeRange:
-        """Scale a duration from another machine to this one, by the time of the first start.
-
-        Args:
-            time: The time.
-            now: The time, by the clock of `begin`.
-        """
-        self._look_at_starts()
-        return time * self._scale_at(now)
-
     def estimate(self, now: float) -> TimeRange | None:
         """Return the current estimate of the remaining time; None if nothing is known.
 
