@@ -186,7 +186,7 @@ def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> li
             put(
                 f"configuration {name}",
                 "cubins",
-                [*own, *configuration.arguments],
+                [*own, *_without_drafter(list(configuration.arguments))],
                 variables={**profile.engine.environment, **configuration.environment},
             )
         for option in single:
@@ -202,6 +202,14 @@ def _configurations(profile: profiles.Profile, version: str) -> dict[str, Config
         if configuration:
             taken[name] = configuration
     return taken
+
+
+def _without_drafter(arguments: list[str]) -> list[str]:
+    """Return arguments without a drafter: a release reads its configuration from the network."""
+    if "--speculative-config" not in arguments:
+        return arguments
+    at = arguments.index("--speculative-config")
+    return [*arguments[:at], *arguments[at + 2 :]]
 
 
 def _decides(option: list[str]) -> bool:

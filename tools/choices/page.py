@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tools.choices.data import Release
+
+T = TypeVar("T")
 
 INTRODUCTION = """
 # What a release chooses on a GB10
@@ -95,14 +97,14 @@ def _spans(found: list[str], known: list[str]) -> str:
     return ", ".join(map(_span, spans))
 
 
-def _runs(found: list[tuple[str, str]]) -> list[tuple[list[str], str]]:
-    """Group neighbouring releases that have the same text, and keep their order."""
-    runs: list[tuple[list[str], str]] = []
-    for version, text in found:
-        if runs and runs[-1][1] == text:
+def _runs(found: list[tuple[str, T]]) -> list[tuple[list[str], T]]:
+    """Group neighbouring releases that have the same value, and keep their order."""
+    runs: list[tuple[list[str], T]] = []
+    for version, value in found:
+        if runs and runs[-1][1] == value:
             runs[-1][0].append(version)
         else:
-            runs.append(([version], text))
+            runs.append(([version], value))
     return runs
 
 
@@ -144,8 +146,7 @@ def write(known: Sequence[Release], page: Path) -> None:
     out += ["", "## KV layouts", "", "By `VLLM_KV_CACHE_LAYOUT`, with FlashInfer's cubins.", ""]
     out += ["| attention | release | taken as | refused |", "| --- | --- | --- | --- |"]
     for backend in ("FLASHINFER", "TRITON_ATTN"):
-        for versions, text in _runs(_seen_layouts(releases, backend)):
-            taken, refused = text.split(" / ")
+        for versions, (taken, refused) in _runs(_seen_layouts(releases, backend)):
             out.append(f"| {backend} | {_span(versions)} | {taken} | {_cell(refused)} |")
     out += ["", "## Releases", ""]
     out += [
@@ -164,13 +165,15 @@ def write(known: Sequence[Release], page: Path) -> None:
     page.write_text("\n".join(out) + "\n", encoding="utf-8")
 
 
-def _seen_layouts(releases: list[dict[str, Any]], backend: str) -> list[tuple[str, str]]:
+def _seen_layouts(
+    releases: list[dict[str, Any]], backend: str
+) -> list[tuple[str, tuple[str, str]]]:
     """Return each release that used the backend, with the KV layouts it took and refused."""
     seen = []
     for release in releases:
         for answer in release["answers"]:
             if answer.get("attention") == backend and answer.get("layouts"):
-                layouts = " / ".join((_layouts(answer), _refused_layouts(answer)))
+                layouts = (_layouts(answer), _refused_layouts(answer))
                 seen.append((release["version"], layouts))
     return seen
 

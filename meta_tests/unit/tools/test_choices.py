@@ -16,6 +16,7 @@ from sm121.core import profile as profiles
 from sm121.core.profile import Profile
 from sm121.evidence.kernel_path import read_log
 from sm121.matrix import axes
+from tools.choices import __main__ as choices
 from tools.choices import data, page
 from tools.choices.data import Release
 
@@ -193,7 +194,12 @@ def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value):
 
 def test_fp8_kv_cache_is_taken_with_both_attentions():
     for release in KNOWN:
-        answers = [a for a in release.answers if "--kv-cache-dtype" in a.arguments]
+        # A configuration of the profile may quantise the KV cache as well.
+        answers = [
+            a
+            for a in release.answers
+            if a.kind in data.DECIDING and "--kv-cache-dtype" in a.arguments
+        ]
         accepted = {(a.kv_cache_dtype, a.kind) for a in answers if a.refused is None}
         assert accepted <= {("fp8", "attention")}, release.version
         sinks = release.version != "0.14.0" and versions.within(release.version, ">=0.28")
@@ -220,6 +226,14 @@ def test_the_recorded_release_for_a_version(version, expected):
     Both have the same minor version."""
     known = data.at(KNOWN, version)
     assert (known and known.version) == expected
+
+
+def test_no_case_starts_a_release_with_a_drafter(tmp_path):
+    """A release that was recorded again refused each configuration with a drafter."""
+    cases = choices.cases("0.32.0", tmp_path, tmp_path, None)
+    started = [case for case in cases if not case["parse_only"]]
+    assert any(case["kind"] == "configuration eagle3-short" for case in started)
+    assert not any("--speculative-config" in case["arguments"] for case in started)
 
 
 def test_the_data_are_written_as_they_are_read(tmp_path):
