@@ -214,8 +214,8 @@ def _formats(word: str, bits: object = None) -> tuple[str, ...]:
     row = weight_tables.load().label.get(word.lower())
     if row is None:
         return ()
-    named = [name for name in row.formats if bits is None or name.endswith(str(bits))]
-    return tuple(named) or row.formats
+    of_integers = f"int{bits}"
+    return (of_integers,) if of_integers in row.formats else row.formats
 
 
 def _of_schemes(group: Mapping[str, Any]) -> _Group:
