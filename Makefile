@@ -129,11 +129,12 @@ catalogues: canary oldest ## what takes longer than `make test` allows: every ta
 	$(PY) -m meta_tests.whole.report_screens
 	$(PY) -m meta_tests.faults.honest_pairs
 
+# RELEASE=0.34.0: choices, versions and release record this release only, and keep what is recorded of the others.
 choices: $(VENV)/.developing ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
-	$(PY) -m tools.choices --flashinfer 0.6.15.post1
+	$(PY) -m tools.choices --flashinfer 0.6.15.post1 $(RELEASE:%=--release %)
 
 versions: canary ## what each release of vLLM does on the CPU, by real runs: an hour
-	$(PY) -m tools.versions
+	$(PY) -m tools.versions --torch-index $(TORCH_INDEX) $(RELEASE)
 
 # The last command fails and lists the changes, as long as a row for the release is missing.
 release: ## a new release of vLLM: its choices, its runs, the generated pages, and a test that lists what to change; 80 minutes
