@@ -106,3 +106,23 @@ def test_a_benchmark_that_no_run_has_is_named(run_own):
     status, ran = run_own(0.2, SCENARIO, COMPARE, LIMIT)
     assert status == 0 and ran.verdict["verdict"] == "PASS", ran.output
     assert re.search(NOT_COMPARED, ran.output), ran.output
+
+
+@pytest.mark.parametrize("named", ["", "=0001"], ids=["the-latest", "by-number"])
+def test_a_stored_run_of_another_plan_is_refused_before_a_start(run_own, tmp_path, named):
+    """The measurements of the level would have no baseline after all requests. A run that measures
+    no level compares its own benchmarks with a run of any plan."""
+    status, ran = run_own(0.02, SCENARIO, "--benchmark-autosave")
+    assert status == 0, ran.output
+    (file,) = tmp_path.glob("storage/*/0001*.json")
+    content = json.loads(file.read_text())
+    for entry in content["benchmarks"]:
+        if "sm121" in entry["extra_info"]:
+            entry["extra_info"]["plan"]["plan"] = "quick"
+    file.write_text(json.dumps(content))
+    status, ran = run_own(0.02, SCENARIO, f"{COMPARE}{named}", LIMIT)
+    assert status == 4, ran.output
+    (line,) = [line for line in ran.output.splitlines() if line.startswith("ERROR: ")]
+    assert "expected a stored run of plan full, got plan quick (0001). Add --plan quick" in line
+    _, ran = run_own(0.02, PASSES, f"{COMPARE}{named}", LIMIT, "--shard=1/1")
+    assert ran.verdict["verdict"] == "PASS", ran.output

@@ -40,7 +40,7 @@ def refuse_missing(folder: Path, named: str | None, plan: str) -> None:
                 f"{_COMPARE}: expected a stored run in {folder}, got none. Store one of a build "
                 f"that you trust first: {FIRST}"
             )
-        _refuse_other_plan(runs, plan)
+        _require_plan(runs, plan)
         return
     if Path(named).is_file():
         try:
@@ -52,7 +52,7 @@ def refuse_missing(folder: Path, named: str | None, plan: str) -> None:
                 f"{_COMPARE} {named}: expected a run with measurements of this suite, got none in "
                 f"the file. Store one: {FIRST}"
             )
-        _refuse_other_plan([run], plan)
+        _require_plan([run], plan)
         return
     if not named.strip() or Path(named).exists():
         raise UsageError(requests.no_run(_COMPARE, named))
@@ -69,10 +69,26 @@ def refuse_missing(folder: Path, named: str | None, plan: str) -> None:
         raise UsageError(
             f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. {remedy}"
         )
-    _refuse_other_plan(found, plan)
+    _require_plan(found, plan)
 
 
-def _refuse_other_plan(runs: Sequence[StoredRun], plan: str) -> None:
+def refuse_other_plan(folder: Path, named: str | None, plan: str) -> None:
+    """Refuse stored runs if all of them have another plan.
+
+    Args:
+        folder: The storage of pytest-benchmark. It may be empty.
+        named: The number or the file of the stored run. If None, any stored run may be compared.
+        plan: The plan of the run.
+
+    Raises:
+        UsageError: There are stored runs with measurements of levels, but none of the plan.
+    """
+    runs = stored_benchmarks.load_benchmarks(folder, "*" if named is None else named)
+    if runs:
+        _require_plan(runs, plan)
+
+
+def _require_plan(runs: Sequence[StoredRun], plan: str) -> None:
     """Raise UsageError if no run has the plan, because runs of two plans are never compared."""
     if any(run.plan == plan for run in runs):
         return

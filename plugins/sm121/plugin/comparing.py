@@ -137,13 +137,16 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     if compared == []:
         raise UsageError(f"{requests.FAIL_ALONE}.")
     foreign = any(_is_benchmark(item) and LEVEL not in item.stash for item in items)
+    named = None if compared is True else str(compared)
+    plan = config.stash[SETTINGS].plan
     if foreign:
+        if any(_measures(item) for item in items):
+            compared_run.refuse_other_plan(folder, named, plan)
         _warn_of_nothing_to_compare(config)
         if compared is not True:  # otherwise `decide` chooses the files, and names them
             compared_run.name_files(config)
     else:
-        named = None if compared is True else str(compared)
-        compared_run.refuse_missing(folder, named, config.stash[SETTINGS].plan)
+        compared_run.refuse_missing(folder, named, plan)
     benchmarks = getattr(config, "_benchmarksession", None)
     compares_nothing = not getattr(benchmarks, "compared_mapping", None)
     if _given(config, "benchmark_compare_fail") and compares_nothing:
