@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,8 @@ class PoolHooks:
     on_start: Callable[[ManagedServer], None] = lambda _managed: None
     #: Called with the report of each start, successful or not.
     on_start_end: Callable[[StartReport], None] = lambda _start: None
+    #: Returns a context for other work that runs while a server starts.
+    beside: Callable[[], AbstractContextManager[None]] = nullcontext
     #: Called before a ready server is stopped.
     before_stop: Callable[[], None] = lambda: None
     #: Called with a configuration's name and the report of every stop.
@@ -108,7 +111,8 @@ class ServerPool:
         self._starting = managed
         began = time.monotonic()
         try:
-            server = managed.start()
+            with self.hooks.beside():
+                server = managed.start()
         except BaseException as error:  # This includes the exception of pytest-timeout, and Ctrl-C.
             if managed.stopped is not None:
                 self.hooks.on_stop(configuration.name, managed.stopped)

@@ -125,6 +125,12 @@ class Child:
             error.add_note(f"In the process of the kernels:\n{answer['trace']}")
         raise error
 
+    def kill(self) -> None:
+        """Kill the process. A thread that waits in `ask` gets a `ProcessEnded`."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process, if there is one."""
         process = self._process

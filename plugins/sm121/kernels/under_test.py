@@ -7,6 +7,7 @@ from typing import Any
 from sm121.core.unmet import Fact, facts_of, with_subject
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import cases, protocol, serving
+from sm121.kernels.ahead import Ahead, PlannedCase
 from sm121.kernels.child import Child, DeviceFault, ProcessEnded
 from sm121.measure.measurement import Measurement
 
@@ -52,11 +53,13 @@ class Kernels:
         choices: The provider of each operation.
         child_of: Returns the process of a provider. Raises NotRun if the provider's kernels come
             from another build than the engine's.
+        ahead: Has the outcomes of cases that were checked while the server started.
         judged: The operation that the running test checks, and its provider.
     """
 
     choices: Mapping[protocol.Operation, serving.ProviderChoice]
     child_of: Callable[[str], Child]
+    ahead: Ahead | None = None
     judged: tuple[protocol.Operation, str] | None = None
 
     def faults(self, case: cases.Case) -> list[Fact]:
@@ -70,7 +73,8 @@ class Kernels:
             Inapplicable: The kernel path has no separate kernel for the operation.
         """
         name, child = self._choose_provider(case.operation)
-        return _ask(child, "check", name, case)
+        faults = None if self.ahead is None else self.ahead.take(PlannedCase(name, case))
+        return check(child, name, case) if faults is None else faults
 
     def faults_of_replay(self, case: cases.Case) -> list[Fact]:
         """Return the faults of a CUDA graph of an operation. Raises the same errors as `faults`.
@@ -128,6 +132,17 @@ class Kernels:
             raise NotRun(choice.why)
         self.judged = (operation, choice.provider)
         return choice.provider, self.child_of(choice.provider)
+
+
+def check(child: Child, name: str, case: cases.Case) -> list[Fact]:
+    """Return the faults of a provider's operation on a case.
+
+    Args:
+        child: The process of the provider.
+        name: The name of the provider.
+        case: The case.
+    """
+    return _ask(child, "check", name, case)
 
 
 def _ask(child: Child, question: str, name: str, case: cases.Case) -> list[Fact]:

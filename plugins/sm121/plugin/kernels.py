@@ -1,17 +1,22 @@
 """Fixtures of the kernel level: kernel provider, cases, kernel profile and compiler."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from sm121.compilation import gb10
+from sm121.core import architecture
 from sm121.core.server import Server
+from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun
 from sm121.engines import registry as engines
 from sm121.engines.protocol import Program
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.kernels import builds, cases, child, registry, serving, under_test
+from sm121.kernels.ahead import Ahead, PlannedCase
+from sm121.kernels.protocol import Operation
 from sm121.plugin import selection, stash
 from sm121.run import decode_profile as decode
 from sm121.run.events import EnvironmentNoted
@@ -20,6 +25,9 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 CHILDREN = pytest.StashKey[list[child.Child]]()
+#: Returns the process that runs a provider's kernels.
+_PROCESS_OF = pytest.StashKey[Callable[[str], child.Child]]()
+_AHEAD = pytest.StashKey[Ahead]()
 
 
 def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -42,8 +50,76 @@ def end_processes(config: pytest.Config) -> None:
     Args:
         config: The configuration of pytest. Its stash contains the processes.
     """
-    for process in config.stash.get(CHILDREN, ()):
+    processes = config.stash.get(CHILDREN, ())
+    if _AHEAD in config.stash:
+        for process in processes:
+            process.kill()  # ends the case in progress
+        config.stash[_AHEAD].wait()
+    for process in processes:
         process.close()
+
+
+def check_beside_the_start(
+    config: pytest.Config, session: Session | None, items: Iterable[pytest.Item]
+) -> None:
+    """Have the kernel cases of this run checked while its first server starts, on a CPU.
+
+    On a GPU they would use memory that the server measures, and slow a start that has a gate. With
+    ``-n``, another worker checks them beside the start.
+
+    Args:
+        config: The configuration of pytest. Its stash gets the processes and the outcomes.
+        session: The run; None without tests of levels.
+        items: The tests that will run.
+    """
+    if session is None or session.run.target.arch != architecture.CPU:
+        return
+    pool = session.run.servers.pool
+    settings = session.settings
+    if pool is None or settings.worker is not None or settings.kernels.provider is not None:
+        return
+    chosen = _choose_providers(session)
+    planned = []
+    for item in items:
+        case = _case_of(item)
+        provider = None if case is None else chosen[case.operation].provider
+        if case is not None and provider is not None:
+            planned.append(PlannedCase(provider, case))
+    if not planned:
+        return
+    process_of = _begin_processes(config, session)
+
+    def check(each: PlannedCase) -> list[Fact]:
+        return under_test.check(process_of(each.provider), each.provider, each.case)
+
+    config.stash[_AHEAD] = Ahead(check, planned)
+    config.add_cleanup(functools.partial(end_processes, config))
+    pool.hooks = replace(pool.hooks, beside=config.stash[_AHEAD].during_a_start)
+
+
+def _case_of(item: pytest.Item) -> cases.Case | None:
+    """Return the kernel case that a test checks; None if the test checks none, or is skipped."""
+    is_skipped = item.get_closest_marker("skip") is not None
+    if is_skipped or item.get_closest_marker("kernel_cases") is None:
+        return None
+    case: cases.Case = item.callspec.params["case"]  # type: ignore[attr-defined]
+    return case
+
+
+def _choose_providers(session: Session) -> dict[Operation, serving.ProviderChoice]:
+    """Choose the provider of each operation by the options or by the kernel path."""
+    settings = session.settings
+    path = session.run.paths.to_judge()
+    chosen = {}
+    for operation in serving.OPERATIONS:
+        if settings.kernels.provider is not None:
+            chosen[operation] = serving.ProviderChoice(None, provider=settings.kernels.provider)
+        else:
+            choices = serving.choices(
+                settings.engine.name, session.run.target.arch, path, operation
+            )
+            chosen[operation] = choices[0]
+    return chosen
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -90,20 +166,23 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
     obstacle = _obstacle(settings)
     if obstacle is not None:
         raise NotRun(obstacle)
-    processes = _Processes(conformance)
-    pytestconfig.stash[CHILDREN] = [processes.here, processes.engine]
-    path = conformance.run.paths.to_judge()
-    chosen = {}
-    for operation in serving.OPERATIONS:
-        if settings.kernels.provider is not None:
-            chosen[operation] = serving.ProviderChoice(None, provider=settings.kernels.provider)
-        else:
-            choices = serving.choices(
-                settings.engine.name, conformance.run.target.arch, path, operation
-            )
-            chosen[operation] = choices[0]
-    yield under_test.Kernels(chosen, functools.cache(processes.of))
+    ahead = pytestconfig.stash.get(_AHEAD, None)
+    if ahead is None:
+        _begin_processes(pytestconfig, conformance)
+    else:
+        ahead.wait()  # a process answers one request at a time
+    chosen = _choose_providers(conformance)
+    yield under_test.Kernels(chosen, pytestconfig.stash[_PROCESS_OF], ahead)
     end_processes(pytestconfig)
+
+
+def _begin_processes(config: pytest.Config, session: Session) -> Callable[[str], child.Child]:
+    """Return the function that returns a provider's process. Put it into the stash, too."""
+    processes = _Processes(session)
+    config.stash[CHILDREN] = [processes.here, processes.engine]
+    process_of: Callable[[str], child.Child] = functools.cache(processes.of)
+    config.stash[_PROCESS_OF] = process_of
+    return process_of
 
 
 class _Processes:

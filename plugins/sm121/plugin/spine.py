@@ -183,6 +183,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             comparing.guard(config, conformance)
             reporting.begin(config, conformance, session.items)
             resuming.leave_out_decided(config, conformance, session.items)
+            kernels.check_beside_the_start(config, conformance, session.items)
             conformance.write_verdict()
             certificate.show_removed_variables(config)
             _step("opened")
@@ -315,8 +316,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     outcomes.require_able(session, item, workers.why_not(item))
 
 
-# Runs after all other plugins have changed the report.
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # runs after other plugins changed the report
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
