@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.folders import ROOT
 from sm121.core.errors import UsageError
 from sm121.plugin import workers
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
@@ -54,6 +55,16 @@ def test_a_test_that_kills_its_worker_fails_and_is_not_tried_again(run_pytest):
     (killer,) = [test for test in run.verdict["tests"] if "kills" in test["id"]]
     assert "crashed while running" in killer["message"] and not run.verdict["finished"]
     assert len(re.findall(r"^worker 'gw\d+' crashed", run.output, re.MULTILINE)) == 1
+
+
+def test_workers_name_the_tests_that_were_left_out(run_pytest, fault_server):
+    chosen = ("tests", "-k", "golden_file or test_health or long_documents", "--plan=quick")
+    exam = f"--exam={ROOT / 'fixtures' / 'exams' / 'gpt-oss-120b.jsonl'}"
+    words = ("--arch", "sm121", *fault_server().options, "--served-model-name", "canary")
+    _, run = run_pytest("-n", "2", *words, *chosen, exam)
+    assert re.search(r"^plan quick left out \d+ checks?: --plan", run.output, re.M), run.output
+    assert "2 tests are left out; they need --golden, --record-golden" in run.output
+    assert run.output.count("the questions about a document are not in plan quick") == 1
 
 
 @pytest.mark.slow("workers again")

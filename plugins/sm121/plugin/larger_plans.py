@@ -59,19 +59,27 @@ LEFT_OUT = pytest.StashKey[LeftOut]()
 _OF_DOCUMENTS = "test_long_documents_are_read"
 
 
-def count_left_out(
+def lines(
+    config: pytest.Config, session: Session | None, items: Sequence[pytest.Item]
+) -> list[str]:
+    """Return one line for each reason why tests were left out; the plan comes first.
+
+    Args:
+        config: The configuration of pytest. Its stash keeps the lines for the end of the run.
+        session: The run; None without one.
+        items: The selected tests.
+    """
+    of_plan = None if session is None else _count_left_out(config, session.run.target, items)
+    others = config.stash.get(selection.LEFT_OUT, [])
+    return [*others] if of_plan is None else [str(of_plan), *others]
+
+
+def _count_left_out(
     config: pytest.Config, target: Target, items: Sequence[pytest.Item]
 ) -> LeftOut | None:
     """Count the checks that the plan left out, and report if it left out a section of ``--exam``.
 
-    Args:
-        config: The configuration of pytest. Its stash keeps the result and the line on the exam.
-        target: The target of the run.
-        items: The selected tests.
-
-    Returns:
-        The number of checks and the larger plans. None if no check was left out, or if the run has
-        no profile.
+    The result is None if no check was left out, or if the run has no profile.
     """
     left = config.stash.get(selection.NOT_IN_PLAN, [])
     if target.profile is None or not left:

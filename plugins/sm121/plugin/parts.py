@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from sm121.plugin import (
     answers,
     comparing,
     expressions,
+    larger_plans,
     matrix,
     opening,
     progress,
     reporting,
+    selection,
     terminal,
     workers,
 )
@@ -40,6 +42,8 @@ from sm121.session import target
 from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session, secrets_given
 
+#: The key of the lines that a worker passes to the first process.
+_LINES = "sm121_left_out"
 #: The name of the run.
 _RUN = pytest.StashKey[str]()
 #: The message of xdist for each test in which a worker died. The keys are test ids.
@@ -107,6 +111,32 @@ def show_refusal(node: Any) -> None:
     refusal = getattr(node, "workeroutput", {}).get(REFUSED)
     if refusal is not None:
         raise pytest.UsageError(*refusal)
+
+
+def hand_over_lines(
+    config: pytest.Config, session: Session | None, items: Sequence[pytest.Item]
+) -> None:
+    """Pass the lines on the tests that were left out to the first process, which collects none.
+
+    Args:
+        config: The configuration of pytest. Nothing happens in a process that is not a worker.
+        session: The run; None without one.
+        items: The selected tests.
+    """
+    output = getattr(config, "workeroutput", None)
+    if output is not None:
+        output[_LINES] = larger_plans.lines(config, session, items)
+
+
+def keep_lines(node: Any) -> None:
+    """Keep the lines of a worker for the end of the run. All workers have the same lines.
+
+    Args:
+        node: The object with which xdist controlled the worker. The worker has ended.
+    """
+    lines = getattr(node, "workeroutput", {}).get(_LINES)
+    if lines is not None:
+        node.config.stash[selection.LEFT_OUT] = lines
 
 
 def note_killer(config: pytest.Config, test: str, report: pytest.TestReport) -> None:

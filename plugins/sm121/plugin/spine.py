@@ -188,6 +188,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             certificate.show_removed_variables(config)
             _step("opened")
     terminal.opened(config, conformance, session.items)
+    parts.hand_over_lines(config, conformance, session.items)
     result = yield
     if conformance is not None:
         matrix.show_outlook(config, conformance, session.items)
@@ -202,13 +203,10 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         return []
     session = config.stash.get(stash.SESSION, None)
     lines: list[str] = []
-    left_out: larger_plans.LeftOut | None = None
     if session is not None:
-        left_out = larger_plans.count_left_out(config, session.run.target, items)
         lines = [*terminal.target(session), *planning.head(config, session.run.target, items)]
-    if left_out is not None:
-        lines.append(str(left_out))
-    return [*lines, *config.stash.get(selection.LEFT_OUT, []), *shards.lines(config, items)]
+    lines += larger_plans.lines(config, session, items)
+    return [*lines, *shards.lines(config, items)]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -226,8 +224,9 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Refuse the run if the worker has ended because it refused the run."""
+    """Refuse the run if the worker has refused it. Keep its lines for the end of the run."""
     parts.show_refusal(node)
+    parts.keep_lines(node)
     _step("a worker ended")
 
 
@@ -316,7 +315,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     outcomes.require_able(session, item, workers.why_not(item))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # runs after other plugins changed the report
+# Runs after all other plugins have changed the report.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
