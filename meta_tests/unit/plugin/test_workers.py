@@ -21,6 +21,7 @@ def decided(run) -> dict[str, str]:
     return {test["id"].partition("::")[2]: test["verdict"] for test in run.verdict["tests"]}
 
 
+@pytest.mark.usefixtures("canary_bf16")
 def test_workers_make_one_report(run_pytest):
     status, run = run_pytest("-n", "2", "-v", "--arch", "cpu", SCENARIOS, "-k", "not kills")
     assert status == 1, run.output
@@ -45,6 +46,7 @@ def test_workers_make_one_report(run_pytest):
     assert len({worker for worker, _ in ran}) == 2, run.output
 
 
+@pytest.mark.usefixtures("canary_bf16")
 def test_a_test_that_kills_its_worker_fails_and_is_not_tried_again(run_pytest):
     chosen = (f"{SCENARIOS}::test_kills_among_others", f"{SCENARIOS}::test_runs_all_the_same")
     status, run = run_pytest("-n", "2", "--arch", "cpu", *chosen)

@@ -149,6 +149,7 @@ def test_an_image_is_named_from_outside(tmp_path):
     assert of_vllm is not None and (of_vllm.runtime, of_vllm.image) == ("docker", "v1")
 
 
+@pytest.mark.usefixtures("canary_bf16")
 def test_the_command_prints_the_record_without_a_run(flashinfer, capsys):
     flashinfer("print('=== Version Info ===')")
     started = time.monotonic()
