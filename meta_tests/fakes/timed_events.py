@@ -74,11 +74,10 @@ def choice_of(
     return {**choice, "delta": ({"role": "assistant"} if role else {}) | {"content": text}}
 
 
-def chunk_text(ids: list[int], size: int, withheld_one_in: int) -> str | None:
-    """Return the text of the last tokens of `ids`; None if it is withheld until the next token.
+def chunk_text(text: str, ids: list[int], withheld_one_in: int) -> str | None:
+    """Return the text of the last chunk of `ids`; None if it is withheld until the next token.
 
     One of `withheld_one_in` tokens ends within a character, and one has no text."""
-    text = "".join(f" w{token}" for token in ids[len(ids) - size :])
     if withheld_one_in:
         kinds = [token % withheld_one_in for token in ids[-2:]]
         if kinds[-1] == 0:

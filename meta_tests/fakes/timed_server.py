@@ -110,6 +110,10 @@ class TimedServer(VllmPages):
     def text_of(self, ids: list[int]) -> str:
         return "".join(f" w{i}" for i in ids)
 
+    def _chunk_text(self, ids: list[int], size: int, pace: Pace) -> str | None:
+        text = self.text_of(ids[len(ids) - size :])
+        return timed_events.chunk_text(text, ids, pace.withheld_one_in)
+
     async def of_tokens(self, request: web.Request) -> dict[str, Any]:
         if not self.pace.tokenize:
             raise web.HTTPNotFound
@@ -340,7 +344,7 @@ class TimedServer(VllmPages):
             size = _size(pace, plan, done, chunk)
             done, chunk = done + size, chunk + 1
             bare = done <= pace.content_free
-            text = timed_events.chunk_text(ids[:done], 0 if bare else size, pace.withheld_one_in)
+            text = self._chunk_text(ids[:done], 0 if bare else size, pace)
             if text is None or (bare and chat and not with_ids):
                 continue  # the server sends no empty delta
             ends = done == plan.tokens and not pace.empty_finish

@@ -21,6 +21,7 @@ from meta_tests.fakes.fat_binaries import SMALL_KERNEL
 from meta_tests.fakes.gb10.catalogue import HEALTHY, SICK, TAGGED, Case
 from meta_tests.fakes.gb10.machine import BUILD, LIBRARIES, Behind, Machine, vllm_on_the_cpu
 from meta_tests.fakes.gb10.server import Gb10
+from meta_tests.fakes.timed_server import Pace, Plan
 from meta_tests.faults import catalogue_rows
 from meta_tests.folders import ROOT
 from sm121.core import vocabulary
@@ -85,6 +86,15 @@ def test_timed_answers_are_text_of_the_checkpoints_tokenizer(canary_bf16):
     ids = [*range(Gb10.vocabulary)]
     tokens = vocabulary.load(canary_bf16 / vocabulary.FILE)
     assert tokens.differs(ids, Gb10.text_of(None, ids)) is None
+
+
+def test_streamed_answers_are_text_of_the_checkpoints_tokenizer():
+    server = Gb10.__new__(Gb10)
+    server.model = "gpt-oss-120b"
+    steps = [(token, -0.5, {}) for token in range(3)]
+    events = server._events({}, Plan(3, [1, 2, 3]), steps, 4, False, Pace())
+    chunks = [json.loads(payload.removeprefix(b"data: ")) for _, payload, _ in events[:-1]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == server.text_of([0, 1, 2])
 
 
 def test_the_action_has_the_verdict(tmp_path):
