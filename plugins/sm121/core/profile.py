@@ -4,13 +4,12 @@ A profile is validated as a whole when it is loaded. A mistake is reported in on
 file, the key and the expected value.
 """
 
-import fnmatch
 import functools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,61 +19,12 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataTable, compiles
 from sm121.core.engine_settings import Configuration, KernelPathRequirement, PathRule, values_set
 from sm121.core.errors import UsageError
-from sm121.core.measuring_settings import Count, Positive
+from sm121.core.measuring_settings import Positive
+from sm121.core.plan_settings import PlanRow
 from sm121.core.profile_fields import FULL, LEVELS, ConfigurationName, Gate, Level
 from sm121.core.suggestion import did_you_mean
 
 SCHEMA_VERSION = 1
-
-
-class PlanRow(DataTable):
-    """The part of a profile that ``--plan NAME`` runs. A key that is not set has no effect."""
-
-    purpose: str = Field(min_length=3)
-    levels: tuple[Level, ...] = Field(default=get_args(Level), min_length=1)
-    #: For each level that runs in part, its tests: markers, or names (``*`` stands for any text).
-    tests: dict[Level, tuple[Annotated[str, Field(min_length=1)], ...]] = Field(default={})
-    #: The depths of ``[performance]`` that are measured; all if None.
-    depths: tuple[int, ...] | None = Field(default=None, min_length=1)
-    #: The answer lengths of ``[performance]`` that are measured; all if None.
-    generated_tokens: tuple[int, ...] | None = Field(default=None, min_length=1)
-    #: The numbers of streams of ``[performance.measuring]`` that are measured; all if None.
-    concurrency: tuple[int, ...] | None = None
-    #: The number of rounds of each cell.
-    rounds: Count | None = None
-
-    @model_validator(mode="after")
-    def _tests_of_its_levels(self) -> "PlanRow":
-        for level in self.tests:
-            if level not in self.levels:
-                raise ValueError(f"tests.{level}: expected a level of its levels")
-        return self
-
-    def asks(self, level: str, name: str, markers: Collection[str]) -> bool:
-        """Check whether the plan runs a test.
-
-        Args:
-            level: The test's level.
-            name: The test's name without parameters.
-            markers: The names of the test's markers.
-        """
-        if level not in self.levels:
-            return False
-        chosen = self.tests.get(level)
-        return chosen is None or any(named(entry, name, markers) for entry in chosen)
-
-
-def named(entry: str, name: str, markers: Collection[str]) -> bool:
-    """Check whether an entry of a plan's ``tests`` selects a test.
-
-    Args:
-        entry: The entry: the name of a marker, or a pattern for names of tests.
-        name: The test's name without parameters.
-        markers: The names of the test's markers.
-    """
-    return entry in markers or fnmatch.fnmatchcase(name, entry)
-
-
 _FULL = PlanRow(purpose="all checks; a certificate requires it")
 
 

@@ -13,10 +13,10 @@ from pytest_gpu_arch import markers as arch_markers
 from pytest_gpu_arch import names as arch_names
 from pytest_gpu_arch import status, target
 from pytest_gpu_arch.expression import architectures_asked_for
-from sm121.core import errors, profile
+from sm121.core import errors, plan_settings
 from sm121.core.architecture import GPUS, NAMES
 from sm121.core.level_settings import Ability
-from sm121.core.profile import PlanRow, Profile
+from sm121.core.profile import Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.measure.plan import Plan
 from sm121.plugin import expressions, library_warnings
@@ -320,7 +320,7 @@ def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> N
             )
 
 
-def strange_names(row: PlanRow, module: ModuleType) -> list[str]:
+def strange_names(row: plan_settings.PlanRow, module: ModuleType) -> list[str]:
     """Return the names in a plan for which the module of their level has no test.
 
     Args:
@@ -338,7 +338,7 @@ def _has_test(module: ModuleType, entry: str) -> bool:
         if not name.startswith("test_"):
             continue
         markers = {mark.name for mark in getattr(value, "pytestmark", ())}
-        if profile.named(entry, name, markers):
+        if plan_settings.named(entry, name, markers):
             return True
     return False
 

@@ -8,7 +8,7 @@ import pytest
 from pytest_gpu_arch.expression import evaluate, evaluate_with, words_of
 from sm121.core.architecture import NAMES
 from sm121.core.node_id import function_of
-from sm121.core.profile import PlanRow
+from sm121.core.plan_settings import PlanRow
 from sm121.core.profile_fields import LEVELS
 from sm121.plugin import expressions, selection
 from sm121.plugin.stash import SETTINGS
