@@ -82,6 +82,27 @@ def test_each_stand_in_has_its_expected_verdict(
     assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{text}"
 
 
+@pytest.mark.slow("a real vLLM of its own, whose model is wrong")
+def test_a_wrong_model_is_detected_by_the_oracle_alone(canary_bf16: Path, tmp_path: Path):
+    """In the plan quick, a wrong factor of YaRN fails the comparison with the oracle."""
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    for file in canary_bf16.iterdir():
+        (wrong / file.name).symlink_to(file.resolve())
+    config = json.loads((canary_bf16 / "config.json").read_text("utf-8"))
+    rope = config.get("rope_parameters") or config["rope_scaling"]
+    rope["factor"] /= 2
+    (wrong / "config.json").unlink()
+    (wrong / "config.json").write_text(json.dumps(config), "utf-8")
+    box = Machine(tmp_path / "gb10", "0.33.0", NOBODY)
+    with vllm_on_the_cpu(wrong, tmp_path / "log") as box.behind:
+        box.build()
+        done = box.run("--configuration", "stock")
+    failed = [test["id"] for test in box.verdict["tests"] if test["verdict"] == "FAIL"]
+    name = "tests/test_correctness.py::test_prompt_log_probabilities_agree_with_the_oracle"
+    assert failed == [name], done.stdout
+
+
 def test_timed_answers_are_text_of_the_checkpoints_tokenizer(canary_bf16):
     ids = [*range(Gb10.vocabulary)]
     tokens = vocabulary.load(canary_bf16 / vocabulary.FILE)

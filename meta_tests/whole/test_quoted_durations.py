@@ -163,7 +163,7 @@ def test_a_quoted_number_of_checks_is_that_of_the_plan(file):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        pytest.param("`PASS: 35 checks of plan quick passed`", 0, id="right"),
+        pytest.param("`PASS: 36 checks of plan quick passed`", 0, id="right"),
         pytest.param("`PASS: 29 checks of plan quick passed`", 1, id="of-an-earlier-day"),
         pytest.param("`--plan merge` (474 checks, about 30 min)", 1, id="a-named-plan"),
     ],

@@ -385,8 +385,9 @@ def test_a_server_with_too_few_log_probabilities_has_no_price(monkeypatch, statu
 
     Any other refusal is a fault."""
     refuse = Mock(side_effect=Refused(status, body))
-    for name in ("_rounding", "_oracle", "Asker"):
-        monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)
+    monkeypatch.setattr(answers, "Asker", lambda *_, **__: EXACT)
+    for name in ("rounding_of", "oracle_of"):
+        monkeypatch.setattr(answers.oracle_answers, name, lambda *_, **__: EXACT)
     monkeypatch.setattr(answers.price, "measure", refuse)
     settings = Settings()
     profile = SimpleNamespace(correctness=SimpleNamespace(exam="canary"))

@@ -5,6 +5,7 @@ log-probabilities of gpt-oss, it contains the log-probabilities of correct engin
 (`sm121.oracles.rounding`), and of models with one small mistake.
 """
 
+from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -94,6 +95,29 @@ def prompts_digest() -> str:
     mistakes = [(name, mistake.prompts) for name, mistake in oracle_texts.SMALL_MISTAKES.items()]
     texts = [oracle_texts.prompts(), oracle_texts.long_prompt()]
     return digest.of_value([FORMAT, oracle_texts.GENERATED, *texts, mistakes])
+
+
+def only_prompts(file: OracleFile, names: Collection[str]) -> OracleFile:
+    """Return a file with the log-probabilities of some prompts and nothing else.
+
+    Args:
+        file: The file.
+        names: The names of the prompts.
+    """
+    prompts = {}
+    for name in names:
+        prompt = file.prompts[name]
+        prompts[name] = Scored(tokens=prompt.tokens, following=prompt.following, places=[])
+    rounded = {}
+    for way, values in file.rounded.items():
+        rounded[way] = {name: values[name] for name in names}
+    nothing: dict[str, object] = {
+        "rounded_places": {},
+        "mistakes": {},
+        "other_roundings": {},
+        "exact": {},
+    }
+    return file.model_copy(update={"prompts": prompts, "rounded": rounded, **nothing})
 
 
 def save(file: OracleFile, path: Path) -> None:

@@ -6,12 +6,12 @@ import datetime
 import fcntl
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm121 import __version__
-from sm121.answers import oracle_texts
+from sm121.answers import oracle_file, oracle_texts
 from sm121.answers.oracle_file import (
     FORMAT,
     OracleFile,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _SMALL = 1 << 30
 #: Number of decimals of a stored log-probability.
 _DECIMALS = 7
+#: The rounding that only determines the weights of a pattern (`mistake_pattern`).
+_ONLY_WEIGHTS = "w4a8"
 
 
 def make(
@@ -64,20 +66,79 @@ def make(
         ValueError: The weights overflow, or `sm121.oracles.scores.score` raises ValueError.
         FileNotFoundError: Raised by `sm121.oracles.scores.score`.
     """
-    import torch
-
-    from sm121.oracles import scores
-
     begun = time.monotonic()
-    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
-    dtype = torch.float64 if size <= _SMALL else torch.float32
     fixed = dict(oracle_texts.prompts())
     _, long_ids = oracle_texts.long_prompt()
     exact_texts = _exact_texts(fixed, rounding, depths)
     texts = _texts(fixed, long_ids, rounding)
     texts += [exact_text.text for exact_text in exact_texts.values()]
-    scored = scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say)
+    scored = _score(checkpoint, texts, device, kept, say)
     results = _results(iter(scored), fixed, rounding, exact_texts)
+    return _file(checkpoint, rounding, begun, results)
+
+
+def make_prompts(
+    checkpoint: Path,
+    rounding: Rounding,
+    names: Collection[str],
+    *,
+    kept: Path | None = None,
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+) -> OracleFile:
+    """Compute the oracle's log-probabilities of some fixed prompts, and of nothing else.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        rounding: The formats in which the checkpoint is served.
+        names: The names of the prompts.
+        kept: As in `make`.
+        say: As in `make`.
+
+    Returns:
+        A file like that of `oracle_file.only_prompts`. It lacks the roundings that only determine
+        the weights of small mistakes.
+
+    Raises:
+        ValueError: As in `make`.
+        FileNotFoundError: As in `make`.
+    """
+    from sm121.oracles.scores import Text
+
+    begun = time.monotonic()
+    fixed = {name: ids for name, ids in oracle_texts.prompts() if name in names}
+    ways = {way: of for way, of in _correct_roundings(rounding).items() if way != _ONLY_WEIGHTS}
+    texts = []
+    for served in (rounding, *ways.values()):
+        texts += [Text(tuple(ids), rounding=served) for ids in fixed.values()]
+    scored = iter(_score(checkpoint, texts, "cpu", kept, say))
+    prompts = _take_scored(scored, fixed)
+    rounded = {way: _take_scored(scored, fixed) for way in ways}
+    results = _Results(prompts, rounded, mistakes={}, other_roundings={}, exact={})
+    return oracle_file.only_prompts(_file(checkpoint, rounding, begun, results), list(fixed))
+
+
+def _score(
+    checkpoint: Path,
+    texts: "Sequence[Text]",
+    device: str,
+    kept: Path | None,
+    say: Callable[[int, int], None],
+) -> "list[Scores]":
+    """Score texts in float64 if the weights are small, else in float32."""
+    import torch
+
+    from sm121.oracles import scores
+
+    dtype = getattr(torch, _dtype_name(checkpoint))
+    return scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say)
+
+
+def _dtype_name(checkpoint: Path) -> str:
+    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    return "float64" if size <= _SMALL else "float32"
+
+
+def _file(checkpoint: Path, rounding: Rounding, begun: float, results: "_Results") -> OracleFile:
     tokenizer = checkpoint / "tokenizer.json"
     return OracleFile(
         suite=__version__,
@@ -86,7 +147,7 @@ def make(
         tokenizer=digest.of_files(checkpoint, [tokenizer]) if tokenizer.is_file() else None,
         prompts_digest=prompts_digest(),
         rounding=rounding.formats,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=_dtype_name(checkpoint),
         seconds=round(time.monotonic() - begun, 1),
         prompts=results.prompts,
         rounded={way: _following_of(texts) for way, texts in results.rounded.items()},
@@ -169,7 +230,7 @@ def _correct_roundings(formats: Rounding) -> dict[str, Rounding]:
     """
     roundings = {"bf16": formats.computed_in("bf16")}
     if formats == EXACT:
-        roundings["w4a8"] = W4A8
+        roundings[_ONLY_WEIGHTS] = W4A8
     elif formats.of_activations:
         roundings["float32"] = formats.computed_in("float32")
     return roundings
@@ -284,43 +345,129 @@ def kept_or_made(
         of_canary = shipped(checkpoint, rounding.formats)
         if of_canary is not None:
             return of_canary
-    file = folder / f"{_key(checkpoint, rounding.formats)}.json"
+
+    def compute(kept: Path | None) -> OracleFile:
+        return make(checkpoint, rounding, kept=kept, say=say)
+
+    return _kept_or_computed(_path(checkpoint, rounding, folder), _read_kept, compute, anew=anew)
+
+
+def kept_prompts(
+    checkpoint: Path, rounding: Rounding, folder: Path, names: Collection[str]
+) -> OracleFile | None:
+    """Return the log-probabilities of some prompts from a shipped or a cached file.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        rounding: The formats in which the checkpoint is served.
+        folder: The folder of the cache.
+        names: The names of the prompts.
+
+    Returns:
+        The file; None if the log-probabilities must be computed.
+    """
+    whole = shipped(checkpoint, rounding.formats)
+    if whole is None:
+        whole = _read_kept(_path(checkpoint, rounding, folder))
+    if whole is not None:
+        return oracle_file.only_prompts(whole, names)
+    return _load_kept(_path(checkpoint, rounding, folder, names))
+
+
+def prompts_kept_or_made(
+    checkpoint: Path,
+    rounding: Rounding,
+    folder: Path,
+    names: Collection[str],
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+    *,
+    anew: bool = False,
+) -> OracleFile:
+    """Return the log-probabilities of some prompts, like `kept_or_made`.
+
+    Args:
+        checkpoint: As in `kept_or_made`.
+        rounding: As in `kept_or_made`.
+        folder: As in `kept_or_made`.
+        names: The names of the prompts.
+        say: As in `make`.
+        anew: As in `kept_or_made`.
+
+    Raises:
+        ValueError: As in `make`.
+        FileNotFoundError: As in `make`.
+    """
+    if not anew:
+        kept = kept_prompts(checkpoint, rounding, folder, names)
+        if kept is not None:
+            return kept
+
+    def compute(partial: Path | None) -> OracleFile:
+        return make_prompts(checkpoint, rounding, names, kept=partial, say=say)
+
+    path = _path(checkpoint, rounding, folder, names)
+    return _kept_or_computed(path, _load_kept, compute, anew=anew)
+
+
+def _kept_or_computed(
+    file: Path,
+    read: Callable[[Path], OracleFile | None],
+    compute: Callable[[Path | None], OracleFile],
+    *,
+    anew: bool,
+) -> OracleFile:
+    """Return a cached file, or compute it and cache it.
+
+    `compute` takes the folder for the state of an interrupted computation, or None.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         lock = open_lock(file.with_suffix(".lock"))
     except OSError:
-        return make(checkpoint, rounding, say=say)
-    with lock:  # wait for other runs that make the same file
+        return compute(None)
+    with lock:  # wait for other processes that make the same file
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not anew:
-            stored = _read_kept(file)
+            stored = read(file)
             if stored is not None:
                 return stored
-        partial = None if anew else file.with_suffix(".partial")
-        made = make(checkpoint, rounding, kept=partial, say=say)
+        made = compute(None if anew else file.with_suffix(".partial"))
         # If the disk is full, the next run computes the file again.
         with contextlib.suppress(OSError):
             save(made, file)
         return made
 
 
-def _read_kept(file: Path) -> OracleFile | None:
+def _path(checkpoint: Path, rounding: Rounding, folder: Path, names: Collection[str] = ()) -> Path:
+    """Return the path of a cached file; with names, of the file with these prompts only."""
+    return folder / f"{_key(checkpoint, rounding.formats, names)}.json"
+
+
+def _load_kept(file: Path) -> OracleFile | None:
     """Return a cached file; None if it does not exist or is not usable."""
     if not file.is_file():
         return None
     try:
-        stored = load(file)
+        return load(file)
     except UsageError:  # the file is of another release, or incomplete
         return None
+
+
+def _read_kept(file: Path) -> OracleFile | None:
+    """Return a cached file with the results of every text, or None."""
+    stored = _load_kept(file)
     # Files of earlier releases do not contain the results without rounding.
-    return stored if stored.exact else None
+    return stored if stored is not None and stored.exact else None
 
 
-def _key(checkpoint: Path, rounding: str) -> str:
+def _key(checkpoint: Path, rounding: str, names: Collection[str] = ()) -> str:
     """Return a cache key for a checkpoint, made from its path and its files' sizes and times."""
     stats = []
     for file in sorted(checkpoint.iterdir()):
         if file.suffix in (".safetensors", ".json"):
             stat = file.stat()
             stats.append((file.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-    return digest.of_value([FORMAT, str(checkpoint.resolve()), stats, prompts_digest(), rounding])
+    parts = [FORMAT, str(checkpoint.resolve()), stats, prompts_digest(), rounding]
+    if names:
+        parts.append(sorted(names))
+    return digest.of_value(parts)

@@ -26,6 +26,9 @@ class PlanRow(DataTable):
     concurrency: tuple[int, ...] | None = None
     #: The number of rounds of each cell.
     rounds: Count | None = None
+    #: The names of the fixed prompts whose log-probabilities are compared with the oracle's; all if
+    #: None. The oracle computes these prompts beside other tests.
+    oracle_prompts: tuple[str, ...] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _tests_of_its_levels(self) -> "PlanRow":

@@ -165,7 +165,8 @@ def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     values = functional.embedding(pairs, _four_values(dtype, blocks.device.type))
     sizes = torch.ldexp(torch.ones_like(scales, dtype=dtype), scales.int() - mxfp4.E8M0_BIAS)
     sizes.masked_fill_(scales == mxfp4.E8M0_NAN, math.nan)
-    return (values.view(*scales.shape, mxfp4.BLOCK) * sizes[..., None]).flatten(1)
+    # In place: a second tensor of this size costs a quarter of the time.
+    return values.view(*scales.shape, mxfp4.BLOCK).mul_(sizes[..., None]).flatten(1)
 
 
 @functools.cache

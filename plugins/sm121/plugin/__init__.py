@@ -19,6 +19,7 @@ MODULES = (
     "sm121.plugin.fixtures",
     "sm121.plugin.answers",
     "sm121.plugin.golden_answers",
+    "sm121.plugin.oracle_answers",
     "sm121.plugin.kernels",
     "sm121.plugin.benchmarks",
     "sm121.plugin.performance",

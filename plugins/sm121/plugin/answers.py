@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,15 +13,14 @@ from sm121.answers import (
     exam,
     golden,
     oracle_file,
-    oracle_making,
+    oracle_texts,
     oracle_tolerance,
     price,
     prompts,
     published,
-    served_rounding,
 )
 from sm121.answers.equivalence import Continuations
-from sm121.answers.oracle_tolerance import OracleReference, bound_for
+from sm121.answers.oracle_tolerance import bound_for
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker, Refused
 from sm121.core import errors, level_settings, verdict
@@ -34,17 +31,15 @@ from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics
 from sm121.measure import counters
 from sm121.oracles.formats import EXACT, Rounding
-from sm121.plugin import golden_answers
+from sm121.plugin import golden_answers, oracle_answers
 from sm121.plugin.benchmarks import MetricRecorder, ReplayClock
 from sm121.plugin.price_decision import Priced, PriceDecision
 from sm121.regression.ab import MetricOfStart
 from sm121.run.events import EngineShown
-from sm121.session import certification, signals
+from sm121.session import certification
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
-_ORACLE = pytest.StashKey[oracle_file.OracleFile]()
-_SAY_EVERY_S = 15.0
 #: The largest block size, in tokens, at which tests expect prefix cache hits.
 _LONGEST_BLOCK = 128
 _NO_TOKENIZER = (
@@ -73,7 +68,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     if settings.answers.scores is not None:
         published.refuse_without_harness(settings.answers.scores)
     if settings.answers.oracle is not None:
-        config.stash[_ORACLE] = _read_oracle(settings.answers.oracle, session)
+        config.stash[oracle_answers.ORACLE] = _read_oracle(settings.answers.oracle, session)
     if settings.answers.golden is not None:
         config.stash[golden_answers.GOLDEN] = golden_answers.read(settings.answers.golden, session)
     elif settings.judging.against is not None:
@@ -102,8 +97,16 @@ def refuse_unreadable(settings: Settings) -> None:
 
 
 def _refuse_wrong_profile(profile: Profile) -> None:
-    """Raise UsageError if the profile names an exam or a rounding that does not exist."""
+    """Raise UsageError if the profile names an exam, a rounding or a prompt that does not exist."""
     exam.load(profile.correctness.exam)
+    prompt_names = [name for name, _ in oracle_texts.prompts()]
+    for plan, row_of_plan in profile.plans.items():
+        for name in row_of_plan.oracle_prompts or ():
+            if name not in prompt_names:
+                raise errors.UsageError(
+                    f"profile {profile.name}: key plans.{plan}.oracle_prompts: expected names of "
+                    f"{', '.join(prompt_names)}, got {name}"
+                )
     for row in profile.correctness.prices:
         Rounding.parse(row.rounding, f"profile {profile.name}: correctness.prices: rounding")
     if profile.correctness.rounding is not None:
@@ -158,73 +161,6 @@ def asker(conformance: Session, server: Server) -> Asker:
     return asker
 
 
-@pytest.fixture
-def reference(
-    pytestconfig: pytest.Config, conformance: Session, server: Server, profile: Profile
-) -> OracleReference:
-    """The oracle's answers for the served checkpoint, and the tolerance for the server's rounding.
-
-    They are computed on first use. This time does not count for the test's timeout.
-
-    Args:
-        pytestconfig: The configuration of pytest. Its stash keeps the answers for later tests.
-        conformance: The run. Its options name the checkpoint, the rounding or a file of the oracle.
-        server: The server under test.
-        profile: The profile, which contains the tolerances.
-
-    Raises:
-        UsageError: The oracle's file was computed with another rounding than the server's.
-        NotRun: The checkpoint is not on this machine, torch or safetensors is not installed, or the
-            profile has no tolerance for the server's dtype.
-    """
-    rounding = _rounding(conformance, server)
-    file = _oracle(pytestconfig, conformance, server, rounding)
-    oracle_file.refuse_other_rounding(file, rounding)
-    return oracle_tolerance.reference_for(file, server, profile)
-
-
-def _rounding(conformance: Session, server: Server) -> Rounding:
-    """The rounding that an option or the profile names, or else that of the kernel path."""
-    run = conformance.run
-    settings = conformance.settings
-    if settings.answers.rounding is not None:
-        return settings.answers.rounding
-    rounding = run.profile.correctness.rounding
-    if rounding is not None:
-        return Rounding.parse(rounding)
-    model = {}
-    if settings.answers.oracle is None:
-        checkpoint = oracle_tolerance.checkpoint_of(server, settings.answers.reference)
-        model = json.loads((checkpoint / "config.json").read_bytes())
-    path = run.paths.of(server)
-    return served_rounding.served_rounding(server, run.profile, path, model)
-
-
-def _oracle(
-    config: pytest.Config, conformance: Session, server: Server, rounding: Rounding
-) -> oracle_file.OracleFile:
-    """The oracle's file, which is read once per run. If it does not exist, it is computed."""
-    if _ORACLE in config.stash:
-        return config.stash[_ORACLE]
-    settings = conformance.settings
-    said_at = time.monotonic()
-
-    def progress(done: int, of: int) -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at > _SAY_EVERY_S:
-            said_at = time.monotonic()
-            conformance.run.record.say("oracle", f"{done} of {of} layers")
-
-    checkpoint = oracle_tolerance.checkpoint_of(server, settings.answers.reference)
-    folder = settings.root / ".cache" / "oracle"
-    with signals.own_time():
-        made = oracle_making.kept_or_made(
-            checkpoint, rounding, folder, progress, anew=settings.judging.certify
-        )
-    config.stash[_ORACLE] = made
-    return made
-
-
 _PRICED = pytest.StashKey[Priced]()
 
 
@@ -235,11 +171,11 @@ def _priced(
     exam_name = conformance.run.profile.correctness.exam
     rounding = None
     with contextlib.suppress(verdict.NotRun):  # the tests against the oracle report the reason
-        rounding = _rounding(conformance, server)
+        rounding = oracle_answers.rounding_of(conformance, server)
     computed_with = EXACT
     if depths and rounding:
         computed_with = rounding
-    file = _oracle(config, conformance, server, computed_with)
+    file = oracle_answers.oracle_of(config, conformance, server, computed_with)
     asker = Asker(server, checkpoint=settings.answers.reference)
     try:
         samples, reasons = price.measure(asker, file, exam_name, depths)

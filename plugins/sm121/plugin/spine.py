@@ -24,6 +24,7 @@ from sm121.plugin import (
     matrix,
     opening,
     options,
+    oracle_answers,
     outcomes,
     parts,
     performance,
@@ -305,12 +306,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     session = item.config.stash.get(stash.SESSION, None)
     if session is None or stash.LEVEL not in item.stash:
         return
-    item.stash[stash.STARTS] = 0
-    if session.run.servers.pool is not None:
-        item.stash[stash.STARTS] = len(session.run.servers.pool.starts)
+    item.stash[stash.STARTS] = len(timing.starts_of(session))
     session.before_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     item.stash[stash.MEASURED] = len(session.recorder.recorded)
     performance.end_with_its_level(item, session)
+    oracle_answers.end_with_its_levels(item)
     session.crashes.after_abort(session.run.servers)
     outcomes.require_able(session, item, workers.why_not(item))
 
@@ -335,6 +335,7 @@ def pytest_runtest_makereport(
         reporting.note_failure(session, item, report)
     reporting.redact(session, report)
     if report.when == "teardown":
+        oracle_answers.begin_beside(item, session)
         _step(f"decided {item.stash[stash.FINDING].verdict.value}")
         session.after_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     return report
@@ -386,6 +387,7 @@ def _finish(
     run.record.enter(run.record.phase[0], "at the end of the run")
     comparing.decide_what_broke(config, conformance)
     performance.end_load(config)
+    oracle_answers.end_beside(config)
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         conformance.interrupt()
     matrix.end(config, interrupted=conformance.interrupted)
@@ -482,9 +484,7 @@ def _show_progress(config: pytest.Config) -> None:
     expected = config.stash.get(planning.FORECAST, None)
     if stash.SESSION not in config.stash or expected is None:
         return
-    pool = config.stash[stash.SESSION].run.servers.pool
-    starts = pool.starts if pool is not None else ()
-    bar = progress.of_run(config, expected, starts)
+    bar = progress.of_run(config, expected, timing.starts_of(config.stash[stash.SESSION]))
     if bar is not None:
         config.stash[stash.PROGRESS] = bar
 

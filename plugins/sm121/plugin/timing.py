@@ -1,5 +1,6 @@
 """The durations of a run's checks: reads those of earlier runs, and stores those of this run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import pytest
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
+from sm121.engines.pool import StartReport
 from sm121.machine import this_machine
 from sm121.measure.plan import Plan
 from sm121.performance.recorder import host_of
@@ -55,6 +57,19 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> KnownDurations:
             f"be read ({first}). It is ignored, and this run replaces it"
         )
         return KnownDurations(CheckDurations(), problem)
+
+
+def starts_of(session: Session) -> Sequence[StartReport]:
+    """Return the starts of the run's servers so far; none if the server is attached.
+
+    Args:
+        session: The run.
+
+    Returns:
+        A list that grows during the run.
+    """
+    pool = session.run.servers.pool
+    return pool.starts if pool is not None else ()
 
 
 def note(item: pytest.Item) -> None:
@@ -118,11 +133,10 @@ def _shared_starts_s(session: Session, before: int, taken: CheckDurations) -> fl
     Other checks use the same server. A start that compiled kernels is not recorded.
     """
     run = session.run
-    if run.servers.pool is None:
-        return 0.0
-    earlier = {start.configuration for start in run.servers.pool.starts[:before]}
+    starts = starts_of(session)
+    earlier = {start.configuration for start in starts[:before]}
     seconds = 0.0
-    for start in run.servers.pool.starts[before:]:
+    for start in starts[before:]:
         if start.configuration in earlier or start.startup_s is None:
             continue
         earlier.add(start.configuration)
