@@ -53,6 +53,7 @@ class OracleProcess:
             env={**os.environ, **quiet},
             start_new_session=True,  # the parent handles Ctrl-C
         )
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICE)
 
     def wait(self, say: Callable[[], None]) -> None:
         """Wait until the process has ended.
@@ -100,7 +101,6 @@ def _end_with_the_parent() -> None:
 
 def main() -> None:
     """Compute the answers that the command line names, and cache them."""
-    os.nice(_NICE)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     import torch
 
