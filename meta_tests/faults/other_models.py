@@ -274,7 +274,7 @@ class OtherModel:
         words.append(f"--report-dir={report}")
         if self.group.golden:
             words.append(f"{golden}={self.golden}")
-        done = self._run(server, [sys.executable, "-m", "pytest", *words])
+        done = self._pytest(server, words)
         assert (report / "verdict.json").is_file(), done.stdout[-3000:] + done.stderr
         run = verdict_file.read(report / "verdict.json")
         return Finding(
@@ -286,19 +286,32 @@ class OtherModel:
             seconds=round(time.monotonic() - started, 1),
         )
 
+    def _pytest(self, server: Server, words: list[str]) -> subprocess.CompletedProcess[str]:
+        return self._run(server, [sys.executable, "-m", "pytest", *words])
+
     def _run(self, server: Server, command: list[str]) -> subprocess.CompletedProcess[str]:
-        given = [f"--base-url={server.endpoint.base_url}"]
-        if server.log is not None:
-            given.append(f"--server-log={server.log}")
         return subprocess.run(
-            [*command, *given],
+            [*command, *given(server)],
             cwd=ROOT,
-            env={**os.environ, "SM121_API_KEY": server.endpoint.api_key or ""},
+            env=variables_of(server),
             capture_output=True,
             text=True,
             timeout=1800,
             check=False,
         )
+
+
+def given(server: Server) -> list[str]:
+    """Return the options with which a user names a running server."""
+    options = [f"--base-url={server.endpoint.base_url}"]
+    if server.log is not None:
+        options.append(f"--server-log={server.log}")
+    return options
+
+
+def variables_of(server: Server) -> dict[str, str]:
+    """Return this process's environment variables, with the key of a server."""
+    return {**os.environ, "SM121_API_KEY": server.endpoint.api_key or ""}
 
 
 def _put(server: Server, fault: str) -> None:

@@ -1,12 +1,15 @@
 """A trusted run detects faults of another model than gpt-oss on the real vLLM."""
 
 import dataclasses
+import subprocess
 
 import pytest
 
+from meta_tests.fakes.warm_pytest import WarmPytest
 from meta_tests.faults import other_models, other_models_llama_cpp
 from meta_tests.faults.other_models import FAMILIES, GOLDEN, GROUPS, OtherModel, one_scale
 from meta_tests.releases import needs_torch
+from sm121.core.server import Server
 from sm121.core.verdict import Verdict
 from sm121.run import verdict_file
 
@@ -20,16 +23,29 @@ SAMPLE = dataclasses.replace(
 )
 
 
+@dataclasses.dataclass
+class WarmModel(OtherModel):
+    """Forks its runs from a process that has imported the suite."""
+
+    template: WarmPytest
+
+    def _pytest(self, server: Server, words: list[str]) -> subprocess.CompletedProcess[str]:
+        output = self.folder / "output.txt"
+        options = [*words, *other_models.given(server)]
+        run = self.template.start(options, output, other_models.variables_of(server))
+        return subprocess.CompletedProcess(words, run.wait(600.0), output.read_text("utf-8"), "")
+
+
 @needs_torch
 @pytest.mark.timeout(600)
-def test_the_second_run_of_an_unchanged_server_is_green(tmp_path, monkeypatch):
+def test_the_second_run_of_an_unchanged_server_is_green(tmp_path, monkeypatch, warm_pytest):
     """With the three commands of docs/another-model.md, a second run on an unchanged server passes.
 
     The real vLLM is started once."""
     # Even with --enforce-eager, vLLM compiles its function that ranks log-probabilities, which
     # takes 8 s of the first request with log-probabilities.
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    model = OtherModel("qwen3", SAMPLE, tmp_path)
+    model = WarmModel("qwen3", SAMPLE, tmp_path, warm_pytest())
     with model.serving() as server:
         model.init_profile(server)
         first = model.judge(server, "trusted run")
