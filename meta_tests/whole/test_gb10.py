@@ -26,7 +26,7 @@ from meta_tests.faults import catalogue_rows
 from meta_tests.folders import ROOT
 from sm121.core import vocabulary
 
-#: For cases whose server refuses to start, no server answers the requests.
+#: An address without a server, for the cases in which the simulated start is refused.
 NOBODY = Behind("http://127.0.0.1:9", "nobody")
 
 

@@ -94,9 +94,13 @@ def test_only_the_prompts_of_the_file_are_sent(one):
     assert sent == [dict(oracle_texts.prompts())[NAME]]
 
 
-def test_the_process_fills_the_cache(canary_mxfp4, tmp_path, monkeypatch):
-    # With the lowest priority it would take a minute beside the other tests.
+@pytest.fixture(autouse=True)
+def normal_priority(monkeypatch):
+    """With the lowest priority, a process would take a minute beside other tests."""
     monkeypatch.setattr(oracle_process, "_NICE", 0)
+
+
+def test_the_process_fills_the_cache(canary_mxfp4, tmp_path):
     process = OracleProcess(canary_mxfp4, EXACT, tmp_path, [NAME])
     process.wait(lambda: None)
     process.close()
