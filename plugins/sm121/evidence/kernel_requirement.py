@@ -133,13 +133,13 @@ def _compare_proven(
     if required.requantised is not None:
         text = f"requantised: expected {', '.join(required.requantised)}"
         if proven.requantised is None:
-            yield _Finding(f"{text}, which these kernels do not show", undecided=True)
+            yield _Finding(f"{text}, got kernels that do not show the value", undecided=True)
         elif set(proven.requantised) != set(required.requantised):
             yield _Finding(f"{text}, got {proven.evidence['requantised']}")
     if required.moe_variant is not None:
         text = f"moe_variant: expected {', '.join(required.moe_variant)}"
         if proven.moe_variant is None:
-            yield _Finding(f"{text}, which these kernels do not show", undecided=True)
+            yield _Finding(f"{text}, got kernels that do not show the value", undecided=True)
         elif proven.moe_variant not in required.moe_variant:
             yield _Finding(f"{text}, got {proven.evidence['moe_variant']}")
 

@@ -40,7 +40,7 @@ class Registry(data_file.DataTable):
         has_name = self.name is not None
         has_suffixes = bool(self.suffixes)
         if has_module != has_name or has_module == has_suffixes:
-            raise ValueError("expected either module and name, or suffixes")
+            raise ValueError("registry: expected either module and name, or suffixes")
         return self
 
 

@@ -232,6 +232,7 @@ def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[Tes
     for folder, file in parts.items():
         if not file.finished:
             name = Path(folder).name
-            fact = Fact("the worker to end its part", "no end; see the worker's output", name)
+            observed = "a part without an end; the worker's output shows why"
+            fact = Fact("the worker to end its part", observed, name)
             deaths.append(TestReport.of(f"{BESIDE}worker {name}", "smoke", fact))
     return deaths
